@@ -1,0 +1,1 @@
+"""Token mixers whose cost is linear in time, called as ESPnet calls attention."""
