@@ -6,10 +6,9 @@ Reference:
 """
 
 import torch
+from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAttention
 from torch.nn import functional as F
 from typeguard import typechecked
-
-from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAttention
 
 
 class FastSelfAttention(ESPnetFastSelfAttention):
