@@ -1,0 +1,225 @@
+"""LibriSpeech's directory layout, read and checked.
+
+One directory a chapter holds the audio and one transcript file::
+
+    SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac
+    SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import soundfile
+from tqdm.contrib.concurrent import thread_map
+
+SAMPLE_RATE = 16000
+AUDIO_SUFFIXES = (".flac", ".wav", ".sph")
+TRANSCRIPT_SUFFIX = ".trans.txt"
+# ESPnet's own min_wav_duration: anything shorter cannot be subsampled.
+MIN_SECONDS = 0.1
+# Opening a file waits for the disk or the network, whatever the number of cores.
+CHECK_THREADS = 16
+
+
+class Utterance(NamedTuple):
+    """One line of a transcript and its audio file.
+
+    ``num_samples`` is 0 until the audio has been checked; ``size`` (bytes) and
+    ``mtime_ns`` tell whether the file has changed since.
+    """
+
+    utt_id: str
+    audio: Path
+    text: str
+    size: int
+    mtime_ns: int
+    num_samples: int = 0
+
+
+class Problem(NamedTuple):
+    """What is wrong, and the file (with ``:LINE`` in a transcript) it is wrong in."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class CorpusError(ValueError):
+    """The corpus is not fit for use; the message names files and lines."""
+
+
+def resolve_corpus(source_dir: str | Path) -> Path:
+    """Return the directory that holds the subsets.
+
+    Args:
+        source_dir: That directory, or the one above it: archives of LibriSpeech
+            unpack to ``LibriSpeech/SUBSET``.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+    """
+    root = Path(os.path.abspath(os.path.expanduser(source_dir)))
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"Corpus directory not found: {root}. Correct source_dir, or run the "
+            "create_dataset stage if the recipe is to make the corpus."
+        )
+    nested = root / "LibriSpeech"
+    return nested if nested.is_dir() else root
+
+
+def list_subsets(corpus: Path) -> list[str]:
+    """Name the directories of ``corpus`` that have speakers in them."""
+    return sorted(
+        entry.name
+        for entry in corpus.iterdir()
+        if entry.is_dir() and any(child.is_dir() for child in entry.iterdir())
+    )
+
+
+def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
+    """Pair the transcript lines of a subset with audio files, opening no audio.
+
+    Args:
+        subset_dir: Directory of one subset.
+
+    Returns:
+        The utterances in order of their names, and what is wrong with the rest:
+        a transcript without audio, audio without a transcript, an empty or
+        undecodable transcript, a name used twice.
+    """
+    found: dict[str, list[tuple[str, Utterance]]] = defaultdict(list)
+    problems = []
+    for directory, transcripts, audio in _chapters(subset_dir):
+        named = set()
+        for where, utt_id, text in _transcript_lines(transcripts, problems):
+            named.add(utt_id)
+            files = audio.get(utt_id, [])
+            if text is None:
+                continue
+            if not text:
+                problems.append(Problem(where, f"empty transcript of {utt_id}"))
+            elif not files:
+                problems.append(
+                    Problem(where, f"no audio file {directory / utt_id}.flac")
+                )
+            elif len(files) > 1:
+                names = ", ".join(path.name for path in files)
+                problems.append(Problem(where, f"several audio files: {names}"))
+            else:
+                stat = files[0].stat()
+                utterance = Utterance(
+                    utt_id, files[0], text, stat.st_size, stat.st_mtime_ns
+                )
+                found[utt_id].append((where, utterance))
+        problems += [
+            Problem(str(path), "audio without a transcript")
+            for utt_id in sorted(audio.keys() - named)
+            for path in audio[utt_id]
+        ]
+    utterances = []
+    for utt_id in sorted(found):
+        (where, utterance), *others = found[utt_id]
+        if others:
+            problems += [
+                Problem(other, f"utterance {utt_id} is also in {where}")
+                for other, _ in others
+            ]
+        else:
+            utterances.append(utterance)
+    return utterances, problems
+
+
+def check_audio(
+    utterances: list[Utterance], desc: str
+) -> tuple[list[Utterance], list[Problem]]:
+    """Open every audio file, in parallel, and read its header and its end.
+
+    Args:
+        utterances: What to check.
+        desc: Label of the progress bar.
+
+    Returns:
+        The utterances whose audio is whole, with ``num_samples``, and what is
+        wrong with the others.
+    """
+    checked = thread_map(
+        _count_samples,
+        [utterance.audio for utterance in utterances],
+        max_workers=CHECK_THREADS,
+        desc=desc,
+        unit="file",
+        disable=None if utterances else True,
+    )
+    whole, problems = [], []
+    for utterance, result in zip(utterances, checked, strict=True):
+        if isinstance(result, int):
+            whole.append(utterance._replace(num_samples=result))
+        else:
+            problems.append(Problem(str(utterance.audio), result))
+    return whole, problems
+
+
+def _chapters(
+    subset_dir: Path,
+) -> Iterator[tuple[Path, list[Path], dict[str, list[Path]]]]:
+    """Yield each directory, its transcript files, and its audio by file stem."""
+    for name, subdirs, files in os.walk(subset_dir, followlinks=True):
+        subdirs.sort()
+        directory = Path(name)
+        transcripts, audio = [], defaultdict(list)
+        for file in sorted(files):
+            if file.endswith(TRANSCRIPT_SUFFIX):
+                transcripts.append(directory / file)
+            elif file.endswith(AUDIO_SUFFIXES):
+                path = directory / file
+                audio[path.stem].append(path)
+        if transcripts or audio:
+            yield directory, transcripts, audio
+
+
+def _transcript_lines(
+    transcripts: list[Path], problems: list[Problem]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Yield FILE:LINE, the utterance's name and its text (None: not decodable)."""
+    for path in transcripts:
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            words = line.split()
+            if not words:
+                continue
+            where = f"{path}:{number}"
+            try:
+                utt_id, *text = (word.decode() for word in words)
+            except UnicodeDecodeError as error:
+                problems.append(Problem(where, f"not UTF-8: {error}"))
+                yield where, words[0].decode(errors="replace"), None
+            else:
+                yield where, utt_id, " ".join(text)
+
+
+def _count_samples(path: Path) -> int | str:
+    """Return the number of samples of ``path``, or what is wrong with it."""
+    try:
+        if not path.stat().st_size:
+            return "empty file"
+        with soundfile.SoundFile(path) as audio:
+            if audio.samplerate != SAMPLE_RATE:
+                return f"sample rate {audio.samplerate} Hz, need {SAMPLE_RATE} Hz"
+            if audio.channels != 1:
+                return f"{audio.channels} channels, need 1"
+            if audio.frames < MIN_SECONDS * SAMPLE_RATE:
+                return f"only {audio.frames} samples, need {MIN_SECONDS} s or more"
+            # A download cut short keeps its header: only the end tells.
+            audio.seek(audio.frames - 1)
+            if len(audio.read(1)) != 1:
+                return f"ends before the {audio.frames} samples that its header names"
+            return audio.frames
+    except (OSError, soundfile.SoundFileError) as error:
+        return f"unreadable audio: {error}"
