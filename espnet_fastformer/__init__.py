@@ -1,0 +1,27 @@
+"""Linear-time Fastformer and Attention Free Transformer encoders for ESPnet.
+
+Importing the package registers the encoders with ESPnet, as `register` does. It
+imports neither torch nor ESPnet: both wait until a name below needs them.
+"""
+
+from importlib import import_module
+
+from espnet_fastformer.registration import ENCODERS, register
+
+__version__ = "0.1.0"
+__all__ = ["AFTEncoder", "FastformerEncoder", "__version__", "register"]
+
+_LAZY = {class_name: module for module, class_name in ENCODERS.values()}
+
+
+def __getattr__(name: str) -> type:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register()

@@ -1,0 +1,69 @@
+"""Build configuration of espnet-fastformer."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+STARTUP_HOOK = "espnet_fastformer.pth"
+
+TRAIN = ["espnet[asr,train]>=202611"]
+RECIPE = [
+    *TRAIN,
+    "hibari-tts",
+    "matplotlib",
+    "pooch",
+    "soundfile",
+    "tensorboard",
+]
+TEST = [*RECIPE, "build", "hypothesis", "pytest", "ruff", "setuptools>=77"]
+
+
+class BuildWithStartupHook(build_py):
+    """Puts the `.pth` file beside the package, at the top of site-packages."""
+
+    def run(self) -> None:
+        super().run()
+        # An editable wheel leaves out what lies in build_lib, but holds whatever is
+        # at the place where the package would be installed.
+        target = (
+            self.get_finalized_command("install").install_lib
+            if self.editable_mode
+            else self.build_lib
+        )
+        self.copy_file(str(ROOT / STARTUP_HOOK), target)
+
+
+def read_version() -> str:
+    source = (ROOT / "espnet_fastformer" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE).group(1)
+
+
+setup(
+    name="espnet-fastformer",
+    version=read_version(),
+    description="Linear-time Fastformer and Attention Free Transformer encoders "
+    "for ESPnet",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.12",
+    install_requires=["espnet>=202611", "torch", "typeguard"],
+    extras_require={"train": TRAIN, "recipe": RECIPE, "test": TEST},
+    packages=find_packages(include=["espnet_fastformer", "espnet_fastformer.*"]),
+    # With an explicit root, an editable install is a plain path instead of an import
+    # finder, which alone would cost every interpreter more than this package does.
+    package_dir={"": "."},
+    cmdclass={"build_py": BuildWithStartupHook},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Multimedia :: Sound/Audio :: Speech",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    zip_safe=False,
+)
