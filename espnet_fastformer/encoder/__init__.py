@@ -1,0 +1,1 @@
+"""ESPnet encoders built around a mixer that is linear in time."""

@@ -1,0 +1,125 @@
+"""From features or tokens to the first block's input, by ESPnet's own modules."""
+
+import torch
+from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
+    ConvolutionalPositionalEmbedding,
+    PositionalEncoding,
+    ScaledPositionalEncoding,
+)
+from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import (
+    Conv1dSubsampling1,
+    Conv1dSubsampling2,
+    Conv1dSubsampling3,
+    Conv2dSubsampling,
+    Conv2dSubsampling1,
+    Conv2dSubsampling2,
+    Conv2dSubsampling6,
+    Conv2dSubsampling8,
+    TooShortUttError,
+    check_short_utt,
+)
+
+SUBSAMPLING = {
+    "conv1d1": Conv1dSubsampling1,
+    "conv1d2": Conv1dSubsampling2,
+    "conv1d3": Conv1dSubsampling3,
+    "conv2d": Conv2dSubsampling,
+    "conv2d1": Conv2dSubsampling1,
+    "conv2d2": Conv2dSubsampling2,
+    "conv2d6": Conv2dSubsampling6,
+    "conv2d8": Conv2dSubsampling8,
+}
+POSITIONAL_ENCODING = {
+    "abs_pos": PositionalEncoding,
+    "scaled_abs_pos": ScaledPositionalEncoding,
+    "conv": ConvolutionalPositionalEmbedding,
+}
+
+
+def build_positional_encoding(
+    pos_enc_layer_type: str | None,
+    output_size: int,
+    dropout_rate: float,
+    max_len: int,
+) -> torch.nn.Module:
+    """Build ESPnet's positional encoding of that name, or none.
+
+    Args:
+        pos_enc_layer_type: ``abs_pos``, ``scaled_abs_pos``, ``conv``; ``none`` or None.
+        output_size: Number of channels D.
+        dropout_rate: Dropout after the encoding.
+        max_len: Number of positions computed in advance.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    if pos_enc_layer_type in (None, "none"):
+        return torch.nn.Identity()
+    if pos_enc_layer_type not in POSITIONAL_ENCODING:
+        raise ValueError(
+            f"pos_enc_layer_type must be one of {', '.join(POSITIONAL_ENCODING)}, or "
+            f"none: {pos_enc_layer_type!r}"
+        )
+    return POSITIONAL_ENCODING[pos_enc_layer_type](output_size, dropout_rate, max_len)
+
+
+def build_input_layer(
+    input_layer: str | None,
+    input_size: int,
+    output_size: int,
+    dropout_rate: float,
+    pos_enc: torch.nn.Module,
+    padding_idx: int,
+) -> torch.nn.Module:
+    """Build what ESPnet's encoders call ``embed``, with the same parameter names.
+
+    Args:
+        input_layer: ESPnet's name of the layer; None for features of the encoder's own
+            size, or for one linear map, without positional encoding, to that size.
+        input_size: Number of features F, or of tokens.
+        output_size: Number of channels D.
+        dropout_rate: Dropout after a linear input layer.
+        pos_enc: Applied to the layer's output (B, T, D).
+        padding_idx: Token whose embedding is zero.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    if input_layer in SUBSAMPLING:
+        return SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
+    if input_layer == "linear":
+        return torch.nn.Sequential(
+            torch.nn.Linear(input_size, output_size),
+            torch.nn.LayerNorm(output_size),
+            torch.nn.Dropout(dropout_rate),
+            pos_enc,
+        )
+    if input_layer == "embed":
+        return torch.nn.Sequential(
+            torch.nn.Embedding(input_size, output_size, padding_idx=padding_idx),
+            pos_enc,
+        )
+    if input_layer is None:
+        if input_size == output_size:
+            return torch.nn.Sequential(pos_enc)
+        return torch.nn.Linear(input_size, output_size)
+    names = ", ".join([*SUBSAMPLING, "linear", "embed"])
+    raise ValueError(f"input_layer must be one of {names}, or null: {input_layer!r}")
+
+
+def check_lengths(embed: torch.nn.Module, ilens: torch.Tensor):
+    """Raise TooShortUttError if an utterance has no frame left after subsampling.
+
+    Args:
+        embed: The input layer.
+        ilens: Number of frames of each utterance (B,).
+    """
+    shortest = int(ilens.min())
+    is_short, limit = check_short_utt(embed, shortest)
+    if is_short:
+        raise TooShortUttError(
+            f"utterance {int(ilens.argmin())} of the batch has {shortest} frames and "
+            f"is too short for subsampling (it needs at least {limit} frames)",
+            shortest,
+            limit,
+        )

@@ -1,0 +1,334 @@
+"""Everything of an encoder but its mixer."""
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from espnet2.asr.ctc import CTC
+from espnet2.asr.encoder.abs_encoder import AbsEncoder
+from espnet2.legacy.nets.pytorch_backend.transformer.layer_norm import LayerNorm
+from espnet2.legacy.nets.pytorch_backend.transformer.repeat import repeat
+from torch.utils.checkpoint import checkpoint
+from typeguard import typechecked
+
+from espnet_fastformer.encoder.blocks import BlockBuilder
+from espnet_fastformer.encoder.input_layer import (
+    SUBSAMPLING,
+    build_input_layer,
+    build_positional_encoding,
+    check_lengths,
+)
+
+# ESPnet's attentions that a mixer stands in for, and positions that only they can use.
+_ATTENTION_TYPES = ("selfattn", "rel_selfattn", "legacy_rel_selfattn", "fast_selfattn")
+_RELATIVE_POSITIONS = ("rel_pos", "legacy_rel_pos")
+
+
+class LinearTimeEncoder(AbsEncoder):
+    """Blocks of ESPnet around a mixer that is linear in time.
+
+    The options are those of ESPnet's E-Branchformer, with its defaults, and what the
+    other blocks need beside them. Options of self-attention itself (``rel_pos_type``,
+    ``zero_triu``, ``qk_norm``, ``use_flash_attn``, ``use_sdpa``) are accepted, so that
+    a configuration written for ESPnet's encoders runs, and have no effect.
+
+    Args:
+        mixer: Called as ``mixer(output_size, attention_heads, attention_dropout_rate)``
+            for each block.
+        input_size: Number of features F, or of tokens if ``input_layer`` is ``embed``.
+        output_size: Number of channels D.
+        block_type: ``e_branchformer``, ``branchformer``, ``conformer`` or
+            ``transformer``.
+        attention_heads: Number of heads H.
+        attention_layer_type: Accepted for configurations of ESPnet's encoders. A value
+            other than the mixer's own gives a warning.
+        pos_enc_layer_type: ``abs_pos``, ``scaled_abs_pos``, ``conv``, or ``none``.
+            Relative positions belong to self-attention: ``rel_pos`` is replaced by
+            ``abs_pos``, with a warning.
+        rel_pos_type: No effect.
+        cgmlp_linear_units: Channels of the convolutional gating MLP.
+        cgmlp_conv_kernel: Its kernel size in frames, odd.
+        use_linear_after_conv: Whether a linear map follows its convolution.
+        gate_activation: Activation of its gate.
+        num_blocks: Number of blocks.
+        dropout_rate: Dropout in the blocks.
+        positional_dropout_rate: Dropout after the positional encoding.
+        attention_dropout_rate: Dropout in the mixer.
+        input_layer: ``conv2d`` (4 frames to one), ``conv2d1``, ``conv2d2``,
+            ``conv2d6``, ``conv2d8``, ``conv1d1``, ``conv1d2``, ``conv1d3``,
+            ``linear``, ``embed`` or None.
+        zero_triu: No effect.
+        padding_idx: Padding token of the ``embed`` input layer.
+        layer_drop_rate: Probability of skipping a block in training.
+        max_pos_emb_len: Positions computed in advance; the table grows as needed.
+        use_ffn: Whether an ``e_branchformer`` block has a feed-forward layer.
+        macaron_ffn: Whether there is one before the mixer too.
+        ffn_activation_type: Activation of the feed-forward layers and of the
+            convolution of a ``conformer`` block.
+        linear_units: Channels of the feed-forward layers.
+        positionwise_layer_type: ``linear``.
+        merge_conv_kernel: Kernel size in frames, odd, of the convolution that merges
+            the branches of an ``e_branchformer`` block.
+        interctc_layer_idx: Blocks, counted from one, whose output gets a CTC loss.
+        interctc_use_conditioning: Whether its posteriors are added to the next input.
+        qk_norm: No effect.
+        use_flash_attn: No effect.
+        gradient_checkpoint_layers: Blocks, counted from one, that are computed again in
+            the backward pass to save memory; 0 is the input layer.
+        use_sdpa: No effect.
+        cnn_module_kernel: Kernel size in frames, odd, of a ``conformer`` block.
+        stochastic_depth_rate: Probability of skipping a block's residual branches, one
+            for all blocks or one each; not in an ``e_branchformer`` block.
+        use_attn: Whether a ``branchformer`` block has a global branch (default True).
+        use_cgmlp: Whether a ``branchformer`` block has a local branch (default True).
+        merge_method: How a ``branchformer`` block merges them: ``concat`` (default),
+            ``learned_ave`` or ``fixed_ave``.
+        cgmlp_weight: Weight of its local branch for ``fixed_ave`` (default 0.5).
+        attn_branch_drop_rate: Probability of dropping its global branch in training for
+            ``learned_ave`` (default 0).
+
+    Raises:
+        ValueError: If an option is unknown, out of range or not of this block type.
+    """
+
+    #: ESPnet's name of the attention that the mixer is, if it has one.
+    attention_layer_type: str | None = None
+
+    def __init_subclass__(cls, **kwargs):
+        """Show the shared options in the signature of every encoder.
+
+        ESPnet's ``--print_config`` reads them there.
+        """
+        super().__init_subclass__(**kwargs)
+        own = inspect.signature(cls.__init__).parameters
+        shared = inspect.signature(LinearTimeEncoder.__init__).parameters
+        parameters = {**own, **shared}
+        for name in ("self", "mixer", "encoder_conf"):
+            parameters.pop(name, None)
+        cls.__signature__ = inspect.Signature(list(parameters.values()))
+
+    @typechecked
+    def __init__(
+        self,
+        mixer: Callable[[int, int, float], torch.nn.Module],
+        input_size: int,
+        output_size: int = 256,
+        block_type: str = "e_branchformer",
+        attention_heads: int = 4,
+        attention_layer_type: str | None = None,
+        pos_enc_layer_type: str | None = "abs_pos",
+        rel_pos_type: str = "latest",
+        cgmlp_linear_units: int = 2048,
+        cgmlp_conv_kernel: int = 31,
+        use_linear_after_conv: bool = False,
+        gate_activation: str = "identity",
+        num_blocks: int = 12,
+        dropout_rate: float = 0.1,
+        positional_dropout_rate: float = 0.1,
+        attention_dropout_rate: float = 0.0,
+        input_layer: str | None = "conv2d",
+        zero_triu: bool = False,
+        padding_idx: int = -1,
+        layer_drop_rate: float = 0.0,
+        max_pos_emb_len: int = 5000,
+        use_ffn: bool = False,
+        macaron_ffn: bool = False,
+        ffn_activation_type: str = "swish",
+        linear_units: int = 2048,
+        positionwise_layer_type: str = "linear",
+        merge_conv_kernel: int = 3,
+        interctc_layer_idx: Sequence[int] | None = None,
+        interctc_use_conditioning: bool = False,
+        qk_norm: bool = False,
+        use_flash_attn: bool = True,
+        gradient_checkpoint_layers: Sequence[int] = (),
+        use_sdpa: bool = False,
+        cnn_module_kernel: int = 31,
+        stochastic_depth_rate: float | Sequence[float] = 0.0,
+        use_attn: bool | None = None,
+        use_cgmlp: bool | None = None,
+        merge_method: str | None = None,
+        cgmlp_weight: float | Sequence[float] | None = None,
+        attn_branch_drop_rate: float | Sequence[float] | None = None,
+    ):
+        super().__init__()
+        self._output_size = output_size
+        self._check_attention_options(attention_layer_type, rel_pos_type)
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, but is {num_blocks}")
+        if positionwise_layer_type != "linear":
+            raise ValueError(
+                f"positionwise_layer_type must be linear: {positionwise_layer_type!r}"
+            )
+
+        if pos_enc_layer_type in _RELATIVE_POSITIONS:
+            logging.warning(
+                "pos_enc_layer_type: %s belongs to self-attention; abs_pos is used",
+                pos_enc_layer_type,
+            )
+            pos_enc_layer_type = "abs_pos"
+        pos_enc = build_positional_encoding(
+            pos_enc_layer_type, output_size, positional_dropout_rate, max_pos_emb_len
+        )
+        # A convolution along time must not read padding, and ESPnet's input layers
+        # do not hand their mask to the positional encoding.
+        self.conv_pos_enc = pos_enc if pos_enc_layer_type == "conv" else None
+        # ESPnet's Branchformer takes features of its own size as they are.
+        as_they_are = block_type == "branchformer" and input_layer is None
+        self.embed = build_input_layer(
+            input_layer,
+            input_size,
+            output_size,
+            dropout_rate,
+            torch.nn.Identity() if self.conv_pos_enc or as_they_are else pos_enc,
+            padding_idx,
+        )
+
+        builder = BlockBuilder(
+            mixer=lambda: mixer(output_size, attention_heads, attention_dropout_rate),
+            block_type=block_type,
+            output_size=output_size,
+            num_blocks=num_blocks,
+            dropout_rate=dropout_rate,
+            cgmlp_linear_units=cgmlp_linear_units,
+            cgmlp_conv_kernel=cgmlp_conv_kernel,
+            use_linear_after_conv=use_linear_after_conv,
+            gate_activation=gate_activation,
+            use_ffn=use_ffn,
+            macaron_ffn=macaron_ffn,
+            ffn_activation_type=ffn_activation_type,
+            linear_units=linear_units,
+            merge_conv_kernel=merge_conv_kernel,
+            cnn_module_kernel=cnn_module_kernel,
+            stochastic_depth_rate=stochastic_depth_rate,
+            use_attn=use_attn,
+            use_cgmlp=use_cgmlp,
+            merge_method=merge_method,
+            cgmlp_weight=cgmlp_weight,
+            attn_branch_drop_rate=attn_branch_drop_rate,
+        )
+        self.encoders = repeat(num_blocks, builder.build, layer_drop_rate)
+        self.after_norm = LayerNorm(output_size)
+        self.layer_drop_rate = layer_drop_rate
+
+        self.interctc_layer_idx = list(interctc_layer_idx or [])
+        if any(not 0 < index < num_blocks for index in self.interctc_layer_idx):
+            raise ValueError(
+                f"interctc_layer_idx must lie between 1 and num_blocks - 1 = "
+                f"{num_blocks - 1}: {self.interctc_layer_idx}"
+            )
+        self.interctc_use_conditioning = interctc_use_conditioning
+        # Set by ESPnet's model, as it maps from the vocabulary.
+        self.conditioning_layer = None
+        # As in ESPnet: Branchformers' blocks end in a norm of their own.
+        self.normalize_interctc = block_type in ("conformer", "transformer")
+
+        self.gradient_checkpoint_layers = list(gradient_checkpoint_layers)
+        if any(not 0 <= i <= num_blocks for i in self.gradient_checkpoint_layers):
+            raise ValueError(
+                f"gradient_checkpoint_layers must lie between 0 and num_blocks = "
+                f"{num_blocks}: {self.gradient_checkpoint_layers}"
+            )
+
+    def _check_attention_options(
+        self, attention_layer_type: str | None, rel_pos_type: str
+    ):
+        if attention_layer_type not in (None, *_ATTENTION_TYPES):
+            raise ValueError(f"unknown attention_layer_type: {attention_layer_type!r}")
+        if attention_layer_type not in (None, self.attention_layer_type):
+            logging.warning(
+                "attention_layer_type: %s is replaced by the mixer of %s",
+                attention_layer_type,
+                type(self).__name__,
+            )
+        if rel_pos_type not in ("latest", "legacy"):
+            raise ValueError(f"rel_pos_type must be latest or legacy: {rel_pos_type!r}")
+
+    def output_size(self) -> int:
+        """Return the number of channels D."""
+        return self._output_size
+
+    def forward(
+        self,
+        xs_pad: torch.Tensor,
+        ilens: torch.Tensor,
+        prev_states: torch.Tensor | None = None,
+        masks: torch.Tensor | None = None,
+        ctc: CTC | None = None,
+        max_layer: int | None = None,
+        return_all_hs: bool = False,
+    ) -> tuple[torch.Tensor | tuple[torch.Tensor, list], torch.Tensor, None]:
+        """Encode a batch of utterances.
+
+        Args:
+            xs_pad: Features (B, T, F), or tokens (B, T).
+            ilens: Number of frames of each utterance (B,).
+            prev_states: Not used.
+            masks: (B, T), true on padding; None to take it from ``ilens``.
+            ctc: Gives the posteriors for ``interctc_use_conditioning``.
+            max_layer: Number of blocks to go through; None for all.
+            return_all_hs: Whether to return the output of each block.
+
+        Returns:
+            Output (B, T', D), or a tuple of it and of intermediate outputs: with
+            ``return_all_hs`` a list of each block's (B, T', D), otherwise, where there
+            is InterCTC, a list of (block counted from one, (B, T', D)). A block that
+            layer drop skips hands its input on there, so that no loss is lost.
+            Number of frames of each (B,).
+            None.
+
+        Raises:
+            TooShortUttError: If subsampling leaves no frame of an utterance.
+            ValueError: If conditioning lacks ``ctc``.
+        """
+        check_lengths(self.embed, ilens)
+        if masks is None:
+            frames = torch.arange(xs_pad.size(1), device=xs_pad.device)
+            mask = frames < ilens.to(xs_pad.device).unsqueeze(1)
+        else:
+            mask = ~masks
+        x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
+
+        intermediate = []
+        for number, block in enumerate(self.encoders, start=1):
+            if max_layer is not None and number > max_layer:
+                break
+            if not self._is_dropped():
+                x, mask = self._call(number, block, x, mask)
+            if return_all_hs:
+                intermediate.append(x)
+            elif number in self.interctc_layer_idx:
+                out = self.after_norm(x) if self.normalize_interctc else x
+                intermediate.append((number, out))
+                if self.interctc_use_conditioning:
+                    if ctc is None:
+                        raise ValueError("interctc_use_conditioning needs ctc")
+                    x = x + self.conditioning_layer(ctc.softmax(out))
+
+        x = self.after_norm(x)
+        olens = mask.squeeze(1).sum(1)
+        return (x, intermediate) if intermediate else x, olens, None
+
+    def _embed(
+        self, xs_pad: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(self.embed, tuple(SUBSAMPLING.values())):
+            x, mask = self.embed(xs_pad, mask)
+        else:
+            x = self.embed(xs_pad)
+        if self.conv_pos_enc is not None:
+            x = self.conv_pos_enc(x.masked_fill(~mask.transpose(1, 2), 0.0))
+        return x, mask
+
+    def _call(self, number: int, module: Callable, *args):
+        if number in self.gradient_checkpoint_layers:
+            return checkpoint(module, *args, use_reentrant=False)
+        return module(*args)
+
+    def _is_dropped(self) -> bool:
+        return (
+            self.training
+            and self.layer_drop_rate > 0
+            and torch.rand(1).item() < self.layer_drop_rate
+        )
