@@ -65,11 +65,14 @@ state=$(cd "$root" && pwd &&
     cksum)
 
 if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ] || ! [ -x "$python" ]; then
-    if ! "$python" -m pip --version >/dev/null 2>&1; then
+    if ! "$python" -c pass 2>/dev/null; then
         base=$(find_python)
         log "making $venv with $base"
-        "$base" -m venv "$venv"
+        # What is there already goes only if it is an environment, and a broken one.
+        clear=$([ -f "$venv/pyvenv.cfg" ] && echo --clear || true)
+        "$base" -m venv $clear "$venv"
     fi
+    "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >&2
     if ! command -v "${CC:-cc}" >/dev/null; then
         log "no C compiler. Debian, Ubuntu: apt-get install build-essential"
         exit 1
