@@ -9,14 +9,14 @@ from typing import Any
 
 from espnet3.components.data.dataset_builder import DatasetBuilder
 
-from .corpus import CorpusError, Problem, list_subsets, resolve_corpus
+from .corpus import SAMPLE_RATE, CorpusError, Problem, list_subsets, resolve_corpus
 from .manifest import Manifest
+from .synthetic import SyntheticCorpus
 
 logger = logging.getLogger(__name__)
 
-# Corpora that the recipe makes or downloads. Each module has SPLITS, the names of its
-# train, valid and test subsets, and is_prepared and prepare(source_dir, **conf).
-CORPORA: dict[str, Any] = {}
+# Corpora that the recipe makes: splits names their train, valid and test subsets.
+CORPORA = {"synthetic": SyntheticCorpus}
 
 MAX_LISTED = 20
 
@@ -61,7 +61,7 @@ class LibriSpeechBuilder(DatasetBuilder):
         """Tell whether the corpus has been made; True if it is the user's own."""
         if corpus is None:
             return True
-        return _corpus_module(corpus).is_prepared(source_dir, **(corpus_conf or {}))
+        return _corpus(corpus)(source_dir, **(corpus_conf or {})).is_prepared()
 
     def prepare_source(
         self,
@@ -72,7 +72,7 @@ class LibriSpeechBuilder(DatasetBuilder):
     ) -> None:
         """Make or download the corpus, going on from where it was interrupted."""
         if corpus is not None:
-            _corpus_module(corpus).prepare(source_dir, **(corpus_conf or {}))
+            _corpus(corpus)(source_dir, **(corpus_conf or {})).prepare()
 
     def is_built(
         self,
@@ -140,10 +140,16 @@ class LibriSpeechBuilder(DatasetBuilder):
         if listing:
             logger.warning("Left out, as skip_broken_utterances asks: %s", listing)
         for manifest, utterances, _ in checked:
-            logger.info("%s: %d utterances", manifest.subset_dir, len(utterances))
+            samples = sum(utterance.num_samples for utterance in utterances)
+            logger.info(
+                "%s: %d utterances, %.2f hours",
+                manifest.subset_dir,
+                len(utterances),
+                samples / SAMPLE_RATE / 3600,
+            )
 
 
-def _corpus_module(name: str):
+def _corpus(name: str):
     if name not in CORPORA:
         raise ValueError(
             f"corpus: {name!r} is not one that this recipe makes. It is one of "

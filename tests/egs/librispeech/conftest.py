@@ -11,6 +11,7 @@ import pytest
 from espnet3.components.data.dataset_module import load_dataset_module
 
 RECIPE_DIR = Path(__file__).parents[3] / "egs" / "librispeech"
+TINY_SYNTHETIC = {"train_hours": 0.02, "dev_hours": 0.005, "test_hours": 0.005}
 
 
 class Corpus(NamedTuple):
@@ -56,4 +57,21 @@ def an4_corpus(tmp_path_factory) -> Corpus:
             shutil.copy(audio, chapter / f"{utt_id}.sph")
             with (chapter / f"{speaker}-1.trans.txt").open("a") as transcript:
                 transcript.write(f"{utt_id} {text}\n")
+    return corpus
+
+
+@pytest.fixture(scope="session")
+def synthetic_corpus(dataset_module, tmp_path_factory) -> Corpus:
+    """About two minutes of synthetic speech, made by the recipe's builder."""
+    corpus = Corpus(
+        tmp_path_factory.mktemp("synthetic") / "corpus",
+        "train-synthetic",
+        "dev-synthetic",
+        "test-synthetic",
+    )
+    dataset_module.DatasetBuilder().prepare_source(
+        source_dir=corpus.source_dir,
+        corpus="synthetic",
+        corpus_conf={**TINY_SYNTHETIC, "n_workers": 1},
+    )
     return corpus
