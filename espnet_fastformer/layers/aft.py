@@ -17,12 +17,12 @@ import torch
 from torch.nn import functional as F
 from typeguard import typechecked
 
-# exp(k) and exp(w) meet only in a matrix product, so each is shifted by its own maximum.
-# If the largest sum k + w of a query lies far below max(k) + max(w), the product of two
-# factors in [0, 1] underflows though its share is large. Factors around exp(30) instead
-# keep float32 exact for k and w that span 100 each, and leave a factor of 1e12 for the
-# values and the number of frames. Then no denominator is below exp(2 * 30 - 100); the
-# bound keeps gradients finite beyond that.
+# exp(k) and exp(w) meet only in a matrix product, so each is shifted by its own
+# maximum. If the largest sum k + w of a query lies far below max(k) + max(w), the
+# product of two factors in [0, 1] underflows though its share is large. Factors around
+# exp(30) instead keep float32 exact for k and w that span 100 each, and leave a factor
+# of 1e12 for the values and the number of frames. Then no denominator is below
+# exp(2 * 30 - 100); the bound keeps gradients finite beyond that.
 _CENTRE = 30.0
 _LEAST_DENOMINATOR = 1e-19
 
