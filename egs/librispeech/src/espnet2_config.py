@@ -1,0 +1,283 @@
+"""ESPnet2's training and decoding options, as ESPnet3 wants them.
+
+The files in ``conf/`` are ESPnet2's. The recipe reads the very same files, through
+ESPnet2's own parser, and puts each option where ESPnet3 keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from espnet2.bin.asr_inference import Speech2Text
+from espnet2.schedulers.abs_scheduler import AbsEpochStepScheduler
+from espnet2.tasks.abs_task import optim_classes, scheduler_classes
+from espnet2.tasks.asr import ASRTask
+
+MODEL_OPTIONS = {
+    "ctc_conf",
+    "freeze_param",
+    "init",
+    "input_size",
+    "joint_net_conf",
+    *(
+        name
+        for choices in ASRTask.class_choices_list
+        if choices.name != "preprocessor"
+        for name in (choices.name, f"{choices.name}_conf")
+    ),
+}
+# Arguments of ESPnet's CommonPreprocessor, by their names in ESPnet2's options.
+PREPROCESSOR_OPTIONS = {
+    "cleaner": "text_cleaner",
+    "g2p": "g2p_type",
+    "noise_apply_prob": "noise_apply_prob",
+    "noise_db_range": "noise_db_range",
+    "noise_scp": "noise_scp",
+    "non_linguistic_symbols": "non_linguistic_symbols",
+    "rir_apply_prob": "rir_apply_prob",
+    "rir_scp": "rir_scp",
+    "short_noise_thres": "short_noise_thres",
+    "speech_volume_normalize": "speech_volume_normalize",
+}
+TRAINER_OPTIONS = {
+    "accum_grad": "accumulate_grad_batches",
+    "cudnn_benchmark": "benchmark",
+    "detect_anomaly": "detect_anomaly",
+    "grad_clip": "gradient_clip_val",
+    "max_epoch": "max_epochs",
+}
+# Read one by one in training_config().
+OTHER_OPTIONS = {
+    "batch_bins",
+    "batch_size",
+    "batch_type",
+    "best_model_criterion",
+    "drop_last_iter",
+    "fold_length",
+    "keep_nbest_models",
+    "log_interval",
+    "min_batch_size",
+    "num_iters_per_epoch",
+    "num_workers",
+    "optim",
+    "optim_conf",
+    "preprocessor_conf",
+    "scheduler",
+    "scheduler_conf",
+    "seed",
+    "shuffle_within_batch",
+    "sort_batch",
+    "sort_in_batch",
+    "token_type",
+    "unused_parameters",
+    "use_amp",
+    "val_scheduler_criterion",
+    "valid_batch_bins",
+    "valid_batch_size",
+    "valid_batch_type",
+}
+# They set what ESPnet2 shows and keeps, or how it is launched; nothing that is trained.
+IGNORED_OPTIONS = {
+    "config",
+    "create_graph_in_tensorboard",
+    "cudnn_deterministic",
+    "cudnn_enabled",
+    "log_level",
+    "num_att_plot",
+    "required",
+    "use_matplotlib",
+    "use_tensorboard",
+}
+
+
+def parse_asr_config(
+    config: str | Path, overrides: Sequence[str] = ()
+) -> argparse.Namespace:
+    """Read a training config of ESPnet2, checked by ESPnet2's parser.
+
+    Args:
+        config: YAML file as ``espnet2.bin.asr_train --config`` takes it.
+        overrides: Further options of ``asr_train``, such as
+            ``["--encoder_conf", "num_blocks=4"]``.
+
+    Returns:
+        All options, the missing ones with ESPnet2's defaults.
+
+    Raises:
+        ValueError: An option is set that this recipe cannot pass on to ESPnet3.
+        SystemExit: ESPnet2 does not know an option or its value.
+    """
+    parser = ASRTask.get_parser()
+    parser.prog = "run.py"
+    parser.usage = "run.py [options of run.py] [options of espnet2.bin.asr_train]"
+    # What asr.sh (feats_normalize) sets unless told otherwise.
+    parser.set_defaults(normalize="global_mvn")
+    defaults = vars(parser.parse_args([]))
+    args = parser.parse_args(["--config", str(config), *overrides])
+    known = (
+        MODEL_OPTIONS
+        | PREPROCESSOR_OPTIONS.keys()
+        | TRAINER_OPTIONS.keys()
+        | OTHER_OPTIONS
+        | IGNORED_OPTIONS
+    )
+    unknown = sorted(
+        name
+        for name, value in vars(args).items()
+        if name not in known and value != defaults[name]
+    )
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} in {config} or on the command line: ESPnet3 has no "
+            "such option. Remove it, or train with espnet2.bin.asr_train."
+        )
+    return args
+
+
+def training_config(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
+    """Turn ESPnet2's training options into an ESPnet3 training config.
+
+    Args:
+        args: From :func:`parse_asr_config`.
+        on_gpu: Whether a GPU is to be trained on.
+
+    Returns:
+        The sections ``model``, ``optimizer``, ``scheduler``, ``dataset.preprocessor``,
+        ``dataloader`` and ``trainer``, to be merged into a config that has the rest.
+
+    Raises:
+        ValueError: An option has a value that ESPnet3 cannot follow.
+    """
+    defaults = vars(ASRTask.get_parser().parse_args([]))
+    preprocessor = {
+        name: getattr(args, option)
+        for option, name in PREPROCESSOR_OPTIONS.items()
+        if getattr(args, option) != defaults[option]
+    }
+    trainer = {name: getattr(args, option) for option, name in TRAINER_OPTIONS.items()}
+    if args.unused_parameters:
+        trainer["strategy"] = "ddp_find_unused_parameters_true"
+    if args.log_interval is not None:
+        trainer["log_every_n_steps"] = args.log_interval
+    # A command line gives a list, of which ESPnet3 can keep only the longest average.
+    keep = args.keep_nbest_models
+    num_averaged = keep if isinstance(keep, int) else max(keep)
+    if args.use_amp:
+        trainer["precision"] = mixed_precision(on_gpu)
+    return {
+        "seed": args.seed,
+        "model": {
+            option: getattr(args, option)
+            for option in sorted(MODEL_OPTIONS)
+            if getattr(args, option) != defaults[option]
+        },
+        "dataset": {"preprocessor": {**preprocessor, **args.preprocessor_conf}},
+        "optimizer": _target(optim_classes[args.optim], args.optim_conf),
+        **_scheduler(args),
+        "best_model_criterion": [
+            [f"{phase}/{name}", num_averaged, mode]
+            for phase, name, mode in args.best_model_criterion
+        ],
+        "dataloader": {
+            "train": {
+                "iter_factory": {
+                    "seed": args.seed,
+                    "num_workers": args.num_workers,
+                    "num_iters_per_epoch": args.num_iters_per_epoch,
+                    "shuffle_within_batch": args.shuffle_within_batch,
+                    "batches": _batches(
+                        args, args.batch_type, args.batch_size, args.batch_bins
+                    ),
+                }
+            },
+            "valid": {
+                "iter_factory": {
+                    "num_workers": args.num_workers,
+                    "batches": _batches(
+                        args,
+                        args.valid_batch_type or args.batch_type,
+                        args.valid_batch_size or args.batch_size,
+                        args.valid_batch_bins or args.batch_bins,
+                    ),
+                }
+            },
+        },
+        "trainer": trainer,
+    }
+
+
+def inference_config(path: str | Path) -> dict[str, Any]:
+    """Turn a decoding config of ESPnet2 into an ESPnet3 inference config.
+
+    Args:
+        path: YAML file as ``espnet2.bin.asr_inference --config`` takes it.
+
+    Returns:
+        ``model``, the arguments of ESPnet's ``Speech2Text``, and ``batch_size`` if the
+        file sets it.
+
+    Raises:
+        ValueError: ``Speech2Text`` has no such argument.
+    """
+    options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    known = inspect.signature(Speech2Text).parameters
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} in {path}: espnet2.bin.asr_inference.Speech2Text "
+            "has no such argument."
+        )
+    batch_size = options.pop("batch_size", None)
+    return {
+        "model": options,
+        **({} if batch_size is None else {"batch_size": batch_size}),
+    }
+
+
+def mixed_precision(on_gpu: bool) -> str:
+    """Name the precision of ESPnet2's ``use_amp`` that this machine is fast in.
+
+    Like ESPnet2, bfloat16 on GPUs that have it and float16 on others. On CPUs bfloat16
+    pays off only with matrix units for it (AMX): elsewhere float32 is as fast.
+    """
+    if on_gpu:
+        return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
+    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"
+
+
+def _target(cls: type, conf: dict[str, Any]) -> dict[str, Any]:
+    return {"_target_": f"{cls.__module__}.{cls.__qualname__}", **conf}
+
+
+def _scheduler(args: argparse.Namespace) -> dict[str, Any]:
+    if args.scheduler is None:
+        constant = _target(torch.optim.lr_scheduler.ConstantLR, {"factor": 1.0})
+        return {"scheduler": constant}
+    cls = scheduler_classes[args.scheduler]
+    config = {"scheduler": _target(cls, args.scheduler_conf)}
+    if issubclass(cls, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        config["scheduler_monitor"] = "/".join(args.val_scheduler_criterion)
+    if "scheduler_monitor" in config or issubclass(cls, AbsEpochStepScheduler):
+        config["scheduler_interval"] = "epoch"
+    return config
+
+
+def _batches(
+    args: argparse.Namespace, batch_type: str, batch_size: int, batch_bins: int
+) -> dict[str, Any]:
+    return {
+        "type": batch_type,
+        "batch_size": batch_size,
+        "batch_bins": batch_bins,
+        "sort_in_batch": args.sort_in_batch,
+        "sort_batch": args.sort_batch,
+        "drop_last": args.drop_last_iter,
+        "min_batch_size": args.min_batch_size,
+        "fold_lengths": args.fold_length,
+    }

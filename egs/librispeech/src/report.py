@@ -1,0 +1,136 @@
+"""What is left of an experiment for people to look at."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib
+import torch
+from espnet3.utils.logging_utils import get_git_metadata
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import espnet_fastformer
+
+from .metrics import COLUMNS, columns
+
+RESULTS = "RESULTS.md"
+CURVES = "training_curves.png"
+
+
+def write_results(exp_dir: Path) -> str:
+    """Write ``RESULTS.md``, the scores of everything decoded, in ESPnet's style.
+
+    Args:
+        exp_dir: Directory of the experiment.
+
+    Returns:
+        The text.
+    """
+    scores = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(exp_dir.glob("*/metrics.json"))
+    }
+    git = get_git_metadata(Path(__file__).parent)
+    lines = [
+        "# RESULTS",
+        "",
+        "## Environments",
+        "",
+        f"- date: `{time.strftime('%a %b %d %H:%M:%S %Z %Y')}`",
+        f"- python version: `{platform.python_version()}`",
+        f"- espnet version: `{version('espnet')}`",
+        f"- espnet-fastformer version: `{espnet_fastformer.__version__}`",
+        f"- pytorch version: `{torch.__version__}`",
+        f"- Git hash: `{git.get('commit')}` ({git.get('worktree')})",
+        f"- machine: `{_machine()}`",
+        "",
+        f"## {exp_dir.name}",
+        "",
+        "- configs: `config.yaml`, `conf/`",
+        f"- training curves: `{CURVES}`",
+        "- commands:",
+        "",
+        "```sh",
+        *_distinct((exp_dir / "commands.txt").read_text("utf-8").splitlines()),
+        "```",
+    ]
+    for rate in ("WER", "CER"):
+        lines += ["", f"### {rate}", "", *_table(rate, scores)]
+    text = "\n".join(lines) + "\n"
+    (exp_dir / RESULTS).write_text(text, encoding="utf-8")
+    return text
+
+
+def plot_training_curves(exp_dir: Path) -> None:
+    """Draw what TensorBoard logged in all runs of a training into one picture.
+
+    Args:
+        exp_dir: Directory of the experiment.
+    """
+    curves = _read_scalars(exp_dir / "tensorboard")
+    panels = {
+        "loss": ("train/loss", "valid/loss"),
+        "accuracy": ("train/acc", "valid/acc"),
+        "character error rate": ("valid/cer_ctc", "valid/cer"),
+        "learning rate": tuple(name for name in curves if name.startswith("lr-")),
+    }
+    panels = {
+        title: [name for name in names if name in curves]
+        for title, names in panels.items()
+    }
+    panels = {title: names for title, names in panels.items() if names}
+    if not panels:
+        return
+    # A figure of its own, without pyplot, needs no display.
+    figure = matplotlib.figure.Figure((4 * len(panels), 3.5), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, names) in zip(axes, panels.items(), strict=True):
+        for name in names:
+            axis.plot(*zip(*sorted(curves[name].items()), strict=True), label=name)
+        axis.set(title=title, xlabel="update")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.savefig(exp_dir / CURVES, dpi=120)
+
+
+def _read_scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """Return every curve by its name as a map from step to value.
+
+    A run that goes on from a checkpoint logs again the steps that its predecessor made
+    after it; the later value counts.
+    """
+    curves: dict[str, dict[int, float]] = defaultdict(dict)
+    for file in sorted(directory.glob("**/events.*"), key=lambda p: p.stat().st_mtime):
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
+        for name in events.Tags()["scalars"]:
+            curves[name].update((e.step, e.value) for e in events.Scalars(name))
+    return curves
+
+
+def _machine() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _distinct(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
+
+
+def _table(rate: str, scores: dict[str, dict]) -> list[str]:
+    header = ["dataset", *COLUMNS]
+    header[header.index("SErr")] = "S.Err"
+    rows = [header, ["---"] * len(header)]
+    for decoding, metrics in scores.items():
+        for metric, datasets in metrics.items():
+            if metric.endswith(f".{rate}"):
+                for dataset, values in datasets.items():
+                    numbers = [str(values[key]) for key in columns(rate).values()]
+                    rows.append([f"{decoding}/{dataset}", *numbers])
+    return ["|" + "|".join(row) + "|" for row in rows]
