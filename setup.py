@@ -12,9 +12,9 @@ STARTUP_HOOK = "espnet_fastformer.pth"
 TRAIN = ["espnet[asr,train]>=202611"]
 RECIPE = [
     *TRAIN,
+    "gdown",
     "hibari-tts",
     "matplotlib",
-    "pooch",
     "soundfile",
     "tensorboard",
 ]
