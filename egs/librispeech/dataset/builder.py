@@ -170,4 +170,5 @@ def _list_problems(problems: list[Problem], file: Path) -> str:
     first = "".join(f"  {line}" for line in lines[:MAX_LISTED])
     more = len(lines) - MAX_LISTED
     rest = f"  and {more} more\n" if more > 0 else ""
-    return f"{len(lines)} problems in the corpus:\n{first}{rest}All are in {file}."
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return f"{count} in the corpus:\n{first}{rest}All are in {file}."

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import batched
 from pathlib import Path
 from typing import NamedTuple
 
 import soundfile
-from tqdm.contrib.concurrent import thread_map
+from tqdm import tqdm
 
 SAMPLE_RATE = 16000
 AUDIO_SUFFIXES = (".flac", ".wav", ".sph")
@@ -24,6 +26,7 @@ TRANSCRIPT_SUFFIX = ".trans.txt"
 MIN_SECONDS = 0.1
 # Opening a file waits for the disk or the network, whatever the number of cores.
 CHECK_THREADS = 16
+FILES_PER_TASK = 64
 
 
 class Utterance(NamedTuple):
@@ -34,7 +37,7 @@ class Utterance(NamedTuple):
     """
 
     utt_id: str
-    audio: Path
+    audio: str
     text: str
     size: int
     mtime_ns: int
@@ -97,7 +100,7 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
     """
     found: dict[str, list[tuple[str, Utterance]]] = defaultdict(list)
     problems = []
-    for directory, transcripts, audio in _chapters(subset_dir):
+    for directory, transcripts, audio in _chapters(subset_dir, problems):
         named = set()
         for where, utt_id, text in _transcript_lines(transcripts, problems):
             named.add(utt_id)
@@ -107,20 +110,23 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
             if not text:
                 problems.append(Problem(where, f"empty transcript of {utt_id}"))
             elif not files:
-                problems.append(
-                    Problem(where, f"no audio file {directory / utt_id}.flac")
-                )
+                path = os.path.join(directory, f"{utt_id}.flac")
+                problems.append(Problem(where, f"no audio file {path}"))
             elif len(files) > 1:
-                names = ", ".join(path.name for path in files)
+                names = ", ".join(map(os.path.basename, files))
                 problems.append(Problem(where, f"several audio files: {names}"))
             else:
-                stat = files[0].stat()
+                try:
+                    stat = os.stat(files[0])
+                except OSError as error:
+                    problems.append(Problem(where, f"unreadable audio: {error}"))
+                    continue
                 utterance = Utterance(
                     utt_id, files[0], text, stat.st_size, stat.st_mtime_ns
                 )
                 found[utt_id].append((where, utterance))
         problems += [
-            Problem(str(path), "audio without a transcript")
+            Problem(path, "audio without a transcript")
             for utt_id in sorted(audio.keys() - named)
             for path in audio[utt_id]
         ]
@@ -150,47 +156,56 @@ def check_audio(
         The utterances whose audio is whole, with ``num_samples``, and what is
         wrong with the others.
     """
-    checked = thread_map(
-        _count_samples,
-        [utterance.audio for utterance in utterances],
-        max_workers=CHECK_THREADS,
-        desc=desc,
-        unit="file",
-        disable=None if utterances else True,
-    )
     whole, problems = [], []
-    for utterance, result in zip(utterances, checked, strict=True):
-        if isinstance(result, int):
-            whole.append(utterance._replace(num_samples=result))
-        else:
-            problems.append(Problem(str(utterance.audio), result))
+    with (
+        ThreadPoolExecutor(CHECK_THREADS) as pool,
+        tqdm(
+            total=len(utterances),
+            desc=desc,
+            unit="file",
+            disable=None if utterances else True,
+        ) as progress,
+    ):
+        # A task a file would cost more than opening it.
+        for checked in pool.map(_check_files, batched(utterances, FILES_PER_TASK)):
+            for utterance, error in checked:
+                if error is None:
+                    whole.append(utterance)
+                else:
+                    problems.append(Problem(utterance.audio, error))
+            progress.update(len(checked))
     return whole, problems
 
 
 def _chapters(
-    subset_dir: Path,
-) -> Iterator[tuple[Path, list[Path], dict[str, list[Path]]]]:
+    subset_dir: Path, problems: list[Problem]
+) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
     """Yield each directory, its transcript files, and its audio by file stem."""
-    for name, subdirs, files in os.walk(subset_dir, followlinks=True):
+
+    def unreadable(error: OSError) -> None:
+        problems.append(Problem(error.filename, f"unreadable: {error.strerror}"))
+
+    for directory, subdirs, files in os.walk(
+        subset_dir, onerror=unreadable, followlinks=True
+    ):
         subdirs.sort()
-        directory = Path(name)
         transcripts, audio = [], defaultdict(list)
         for file in sorted(files):
+            path = os.path.join(directory, file)
             if file.endswith(TRANSCRIPT_SUFFIX):
-                transcripts.append(directory / file)
-            elif file.endswith(AUDIO_SUFFIXES):
-                path = directory / file
-                audio[path.stem].append(path)
+                transcripts.append(path)
+            elif file.lower().endswith(AUDIO_SUFFIXES):
+                audio[os.path.splitext(file)[0]].append(path)
         if transcripts or audio:
             yield directory, transcripts, audio
 
 
 def _transcript_lines(
-    transcripts: list[Path], problems: list[Problem]
+    transcripts: list[str], problems: list[Problem]
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yield FILE:LINE, the utterance's name and its text (None: not decodable)."""
     for path in transcripts:
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
             words = line.split()
             if not words:
                 continue
@@ -204,22 +219,39 @@ def _transcript_lines(
                 yield where, utt_id, " ".join(text)
 
 
-def _count_samples(path: Path) -> int | str:
-    """Return the number of samples of ``path``, or what is wrong with it."""
-    try:
-        if not path.stat().st_size:
-            return "empty file"
-        with soundfile.SoundFile(path) as audio:
-            if audio.samplerate != SAMPLE_RATE:
-                return f"sample rate {audio.samplerate} Hz, need {SAMPLE_RATE} Hz"
-            if audio.channels != 1:
-                return f"{audio.channels} channels, need 1"
-            if audio.frames < MIN_SECONDS * SAMPLE_RATE:
-                return f"only {audio.frames} samples, need {MIN_SECONDS} s or more"
-            # A download cut short keeps its header: only the end tells.
-            audio.seek(audio.frames - 1)
-            if len(audio.read(1)) != 1:
-                return f"ends before the {audio.frames} samples that its header names"
-            return audio.frames
-    except (OSError, soundfile.SoundFileError) as error:
-        return f"unreadable audio: {error}"
+def _check_files(
+    utterances: Sequence[Utterance],
+) -> list[tuple[Utterance, str | None]]:
+    """Fill in ``num_samples`` of each, or say what is wrong with its audio."""
+    checked = []
+    for utterance in utterances:
+        try:
+            num_samples = _count_samples(utterance)
+        except ValueError as error:
+            checked.append((utterance, str(error)))
+        except (OSError, soundfile.SoundFileError) as error:
+            checked.append((utterance, f"unreadable audio: {error}"))
+        else:
+            checked.append((utterance._replace(num_samples=num_samples), None))
+    return checked
+
+
+def _count_samples(utterance: Utterance) -> int:
+    if not utterance.size:
+        raise ValueError("empty file")
+    with soundfile.SoundFile(utterance.audio) as audio:
+        if audio.samplerate != SAMPLE_RATE:
+            raise ValueError(
+                f"sample rate {audio.samplerate} Hz, should be {SAMPLE_RATE} Hz"
+            )
+        if audio.channels != 1:
+            raise ValueError(f"{audio.channels} channels, should be 1")
+        if audio.frames < MIN_SECONDS * SAMPLE_RATE:
+            raise ValueError(
+                f"{audio.frames} samples, should be {MIN_SECONDS} s or more"
+            )
+        # A download cut short keeps its header: only the end tells.
+        audio.seek(audio.frames - 1)
+        if len(audio.read(1)) != 1:
+            raise ValueError("ends early")
+        return audio.frames

@@ -85,13 +85,11 @@ class Manifest:
             next(file)
             rows = (line.removesuffix("\n").split("\t") for line in file)
             utterances = [
-                Utterance(
-                    utt_id, Path(audio), text, int(size), int(mtime_ns), int(samples)
-                )
+                Utterance(utt_id, audio, text, int(size), int(mtime_ns), int(samples))
                 for utt_id, audio, text, size, mtime_ns, samples in rows
             ]
         # Another corpus may have a subset of the same name.
-        if utterances and utterances[0].audio.is_relative_to(self.subset_dir):
+        if utterances and utterances[0].audio.startswith(f"{self.subset_dir}{os.sep}"):
             return utterances
         return []
 
