@@ -17,10 +17,9 @@ from espnet_fastformer.registration import ENCODERS, REGISTRIES
 from tests.environment import ROOT, Environment
 
 HOOK = "espnet_fastformer.pth"
-NOT_AT_START_UP = ["torch", "espnet", "espnet2", "espnet3", "logging", "typing"]
+NOT_AT_START_UP = ["torch", "espnet", "espnet2", "espnet3", "logging", "pathlib"]
 START_UP = f"""
 import json, sys
-import importlib.util
 print(json.dumps({{
     "package": getattr(sys.modules.get("espnet_fastformer"), "__file__", None),
     "imported": [m for m in {NOT_AT_START_UP} if m in sys.modules],

@@ -163,7 +163,7 @@ def test_a_task_that_is_missing_stays_missing(task_path):
         import_task()
 
 
-def test_a_namespace_package_has_no_loader_to_wrap(task_path, caplog):
+def test_a_namespace_package_has_no_loader_to_wrap(task_path):
     (task_path / "a_task").mkdir()
     importlib.invalidate_caches()
     spec = importlib.machinery.PathFinder.find_spec("a_task")
