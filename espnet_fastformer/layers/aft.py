@@ -33,6 +33,9 @@ _BLOCK = 64
 class AFT(torch.nn.Module):
     """What all forms share: linear maps, weights of the keys, gate.
 
+    Keys over the time of an utterance and position biases may span 100 each, as from
+    -50 to 50, whatever the dtype of the input.
+
     Args:
         size: Number of channels D.
         key_size: Number of keys a frame: D, or one a head.
@@ -378,7 +381,7 @@ class Blocks:
     def __init__(self, frames: int, radius: int):
         self.frames = frames
         self.radius = radius
-        self.length = max(radius, _BLOCK)
+        self.length = max(min(radius, frames), _BLOCK)
         self.count = -(-frames // self.length)
 
     def cut(self, x: torch.Tensor) -> torch.Tensor:

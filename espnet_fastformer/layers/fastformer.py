@@ -79,7 +79,7 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             padding = None if mask is None else mask.eq(0)
             scale = head_size**-0.5
             query, query_att, key, key_att = (
-                (linear.weight.to(x.dtype), linear.bias.to(x.dtype))
+                affine(linear, x)
                 for linear in (self.query, self.query_att, self.key, self.key_att)
             )
 
@@ -117,14 +117,29 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             Weight (B, D, D), to be multiplied from the right, and bias (B, 1, D).
         """
         with torch.autocast(key_mean.device.type, enabled=False):
-            dtype = key_mean.dtype
-            query_weight = self.query.weight.to(dtype)
+            query_weight, query_bias = affine(self.query, key_mean)
+            transform_weight, transform_bias = affine(self.transform, key_mean)
             # W_t diag(k_bar) + I
-            gate = self.transform.weight.to(dtype) * key_mean.unsqueeze(1)
-            gate = gate + torch.eye(gate.size(-1), dtype=dtype, device=gate.device)
+            gate = transform_weight * key_mean.unsqueeze(1)
+            gate = gate + torch.eye(gate.size(-1), dtype=gate.dtype, device=gate.device)
             weight = torch.matmul(gate, query_weight).transpose(1, 2)
-            bias = gate @ self.query.bias.to(dtype) + self.transform.bias.to(dtype)
-            return weight, bias.unsqueeze(1)
+            return weight, (gate @ query_bias + transform_bias).unsqueeze(1)
+
+
+def affine(
+    linear: torch.nn.Module, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight and bias of a linear map, in the dtype and device of ``like``.
+
+    Quantisation and low-rank adapters put modules of their own in the place of a
+    ``torch.nn.Linear``; what those compute is read off the basis vectors.
+    """
+    if type(linear) is torch.nn.Linear:
+        return linear.weight.to(like.dtype), linear.bias.to(like.dtype)
+    dtype = getattr(linear.weight, "dtype", torch.float32)
+    basis = torch.eye(linear.in_features, dtype=dtype, device=like.device)
+    bias = linear(torch.zeros_like(basis[:1])).to(like.dtype)
+    return (linear(basis).to(like.dtype) - bias).T, bias[0]
 
 
 def softmax_over_time(

@@ -24,20 +24,6 @@ from .checks import (
 from .memory import allocated
 
 every_mixer = pytest.mark.parametrize("name", MIXERS)
-with_any_linear_map = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(
-                name == "fastformer",
-                reason="reads the weights of torch.nn.Linear",
-                strict=True,
-            ),
-        )
-        for name in MIXERS
-    ],
-)
 
 # Around the blocks of 64 frames of AFTLocal, and beyond the longest position bias.
 LENGTHS = [1, 2, 3, 4, 5, 7, 16, 31, 47, 63, 64, 65, 79, 80, 81, 90, 91]
@@ -271,7 +257,7 @@ def test_inference_mode(name, device):
     torch.testing.assert_close(actual, layer(*inputs, mask))
 
 
-@with_any_linear_map
+@every_mixer
 def test_dynamic_quantization(name):
     """ESPnet's decoder offers it as `quantize_asr_model`."""
     layer = build(name).eval()
@@ -293,7 +279,7 @@ class LowRankLinear(torch.nn.Linear):
         return super().forward(x) + x.mean(-1, keepdim=True) @ self.update.T
 
 
-@with_any_linear_map
+@every_mixer
 def test_replaced_linear_maps_are_used(name):
     """ESPnet's LoRA adapters put their own modules in place of linear maps."""
     layer = build(name).double()
