@@ -10,14 +10,7 @@ ROOT = Path(__file__).parent
 STARTUP_HOOK = "espnet_fastformer.pth"
 
 TRAIN = ["espnet[asr,train]>=202611"]
-RECIPE = [
-    *TRAIN,
-    "gdown",
-    "hibari-tts",
-    "matplotlib",
-    "soundfile",
-    "tensorboard",
-]
+RECIPE = [*TRAIN, "gdown", "hibari-tts", "matplotlib", "soundfile"]
 TEST = [*RECIPE, "build", "hypothesis", "pytest", "ruff", "setuptools>=77"]
 
 
@@ -46,6 +39,8 @@ setup(
     version=read_version(),
     description="Linear-time Fastformer and Attention Free Transformer encoders "
     "for ESPnet",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.12",
