@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent
 STARTUP_HOOK = "espnet_fastformer.pth"
 
 TRAIN = ["espnet[asr,train]>=202611"]
-RECIPE = [*TRAIN, "gdown", "hibari-tts", "matplotlib", "soundfile"]
+RECIPE = [*TRAIN, "gdown>=6.4", "hibari-tts", "matplotlib", "soundfile"]
 TEST = [*RECIPE, "build", "hypothesis", "pytest", "ruff", "setuptools>=77"]
 
 
