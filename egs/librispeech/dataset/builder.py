@@ -59,8 +59,17 @@ class LibriSpeechBuilder(DatasetBuilder):
         corpus_conf: Mapping[str, Any] | None = None,
         **_build_options,
     ) -> bool:
-        """Tell whether the corpus has been made; True if it is the user's own."""
+        """Tell whether the corpus has been made; True if it is the user's own.
+
+        Raises:
+            ValueError: ``corpus`` is unknown, or absent and has options.
+        """
         if corpus is None:
+            if corpus_conf:
+                raise ValueError(
+                    f"corpus_conf: {dict(corpus_conf)} is for a corpus that the recipe "
+                    f"makes ({', '.join(CORPORA)}), but {source_dir} is to be used."
+                )
             return True
         return _corpus(corpus)(source_dir, **(corpus_conf or {})).is_prepared()
 

@@ -7,6 +7,7 @@ and formants and keeps the tempo.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -18,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import scipy.signal
 import soundfile
@@ -103,17 +104,18 @@ class SyntheticCorpus:
             if not self.parameters[name] > 0:
                 raise ValueError(f"{name} must be above 0: {self.parameters[name]}")
         self.n_workers = n_workers or min(MAX_WORKERS, os.cpu_count() or 1)
-        self._parameters_file = self.root / "parameters.json"
+        self._origin_file = self.root / "synthesis.json"
         self._speakers_file = self.root / "SPEAKERS.TXT"
 
     def is_prepared(self) -> bool:
         """Tell whether the corpus is there, made from the same arguments."""
+        plan = self.plan()
         return (
             self._speakers_file.is_file()
-            and self._stored_parameters() == self.parameters
+            and self._stored_origin() == self._origin(plan)
             and all(
                 reading.audio.is_file()
-                for readings in self.plan().values()
+                for readings in plan.values()
                 for reading in readings
             )
         )
@@ -125,8 +127,8 @@ class SyntheticCorpus:
             FileExistsError: ``source_dir`` holds another corpus.
             ModuleNotFoundError: The text-to-speech package is missing.
         """
-        self._claim_root()
         plan = self.plan()
+        self._claim_root(self._origin(plan))
         for subset, readings in plan.items():
             logger.info("%s: %d sentences", subset, len(readings))
             _write_transcripts(readings)
@@ -168,26 +170,34 @@ class SyntheticCorpus:
                 SECONDS_PER_SENTENCE + SECONDS_PER_CHARACTER * len(text)
             ) / tempo
 
-    def _stored_parameters(self) -> dict | None:
+    def _origin(self, plan: dict[str, list[Reading]]) -> dict[str, Any]:
+        """Return what the corpus is made from, another grammar or voices included."""
+        digest = hashlib.sha256()
+        for reading in (reading for readings in plan.values() for reading in readings):
+            name = reading.audio.relative_to(self.root)
+            digest.update(repr((name.as_posix(), *reading[1:])).encode())
+        return {**self.parameters, "digest": digest.hexdigest()[:12]}
+
+    def _stored_origin(self) -> dict[str, Any] | None:
         try:
-            return json.loads(self._parameters_file.read_text(encoding="utf-8"))
+            return json.loads(self._origin_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
 
-    def _claim_root(self) -> None:
-        stored = self._stored_parameters()
+    def _claim_root(self, origin: dict[str, Any]) -> None:
+        stored = self._stored_origin()
         if stored is None and self.root.is_dir() and any(self.root.iterdir()):
             raise FileExistsError(
                 f"{self.root} holds something other than a synthetic corpus: choose "
                 "another source_dir."
             )
-        if stored is not None and stored != self.parameters:
+        if stored is not None and stored != origin:
             raise FileExistsError(
-                f"{self.root} holds a synthetic corpus made with {stored}, not with "
-                f"{self.parameters}: remove it, or choose another source_dir."
+                f"{self.root} holds a synthetic corpus made from {stored}, not from "
+                f"{origin}: remove it, or choose another source_dir."
             )
         self.root.mkdir(parents=True, exist_ok=True)
-        _write(self._parameters_file, json.dumps(self.parameters) + "\n")
+        _write(self._origin_file, json.dumps(origin) + "\n")
 
     def _synthesize(self, readings: list[Reading]) -> dict[Path, int]:
         """Make what is not there yet; return the number of samples of each file."""

@@ -96,6 +96,13 @@ def test_mistyped_option_is_refused(recipe):
         recipe.build(skip_broken=True)
 
 
+def test_options_of_a_made_corpus_are_refused_for_another(recipe):
+    builder = recipe.dataset_module.DatasetBuilder()
+    assert builder.is_source_prepared(**recipe.arguments())
+    with pytest.raises(ValueError, match="train_hours.*synthetic"):
+        builder.is_source_prepared(**recipe.arguments(corpus_conf={"train_hours": 5}))
+
+
 def append(path, line):
     with path.open("ab") as file:
         file.write(line)

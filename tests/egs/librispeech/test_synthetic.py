@@ -185,6 +185,14 @@ def test_other_arguments_are_refused(synthetic_corpus, make):
         make(synthetic_corpus.source_dir, train_hours=0.03)
 
 
+def test_other_grammar_is_refused(synthetic_corpus, make, monkeypatch):
+    """Old audio must not get new transcripts."""
+    grammar = sys.modules[synthetic.generate_sentences.__module__].GRAMMAR
+    monkeypatch.setitem(grammar, "person", ["pirate"])
+    with pytest.raises(FileExistsError, match="remove it"):
+        make(synthetic_corpus.source_dir)
+
+
 def test_directory_of_something_else_is_refused(make, tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(FileExistsError, match="something other"):
