@@ -47,7 +47,7 @@ _warned = set()
 
 
 def register() -> None:
-    """Makes `fastformer` and `aft` known to every compatible ESPnet task.
+    """Make `fastformer` and `aft` known to every compatible ESPnet task.
 
     Tasks that are imported already are extended at once, all others right after their
     import. A command-line parser that ESPnet built before knows the names of that
@@ -85,7 +85,7 @@ def _register_in(task, module_name: str) -> None:
 
 
 def _add(registry, name: str, encoder: type) -> None:
-    """Adds what ESPnet's `ClassChoices` would have accepted in its constructor."""
+    """Add what ESPnet's `ClassChoices` would have accepted in its constructor."""
     base = registry.base_type
     if not issubclass(encoder, base):
         raise TypeError(
