@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from espnet2.utils.nested_dict_action import NestedDictAction
 from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.launch import launch
 from lightning.pytorch.utilities import rank_zero_only
@@ -102,6 +103,13 @@ def get_parser() -> argparse.ArgumentParser:
         help="synthetic (made here), mini (downloaded), or the path of a corpus in "
         "LibriSpeech's layout (default: synthetic)",
     )
+    group.add_argument(
+        "--corpus_conf",
+        action=NestedDictAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="options of a corpus that is made here, such as train_hours=5",
+    )
     for name in ("train", "valid", "test"):
         group.add_argument(
             f"--{name}_subsets",
@@ -154,20 +162,20 @@ def get_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the stages that the command line asks for."""
     parser = get_parser()
-    options, espnet2_options = parser.parse_known_args(argv)
+    options, overrides = parser.parse_known_args(argv)
     if options.asr_config is None:
         options.asr_config = CONF_DIR / f"train_asr_{options.encoder}_small.yaml"
-    args = espnet2_config.parse_asr_config(
-        options.asr_config, [*espnet2_options, "--token_type", options.token_type]
-    )
-    if options.inference_config is None:
-        options.inference_config = CONF_DIR / f"decode_{_default_search(args)}.yaml"
     try:
+        args = espnet2_config.parse_asr_config(
+            options.asr_config, [*overrides, "--token_type", options.token_type]
+        )
         corpus = _corpus(options)
     except ValueError as error:
         parser.error(str(error))
+    if options.inference_config is None:
+        options.inference_config = CONF_DIR / f"decode_{_default_search(args)}.yaml"
     if options.exp_tag is None:
-        options.exp_tag = _exp_tag(options, corpus["name"], espnet2_options)
+        options.exp_tag = _exp_tag(options, corpus["name"], overrides)
 
     configs = _configs(options, args, corpus)
     exp_dir = Path(configs["training"]["exp_dir"])
@@ -194,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _corpus(options: argparse.Namespace) -> dict[str, Any]:
     """Say where the corpus is, what it is called and which subsets of it to use."""
-    made_here = load_dataset_module(recipe_dir=RECIPE_DIR).builder.CORPORA
+    made_here = load_dataset_module(recipe_dir=RECIPE_DIR).CORPORA
     subsets = {
         name: getattr(options, f"{name}_subsets") for name in ("train", "valid", "test")
     }
@@ -202,7 +210,7 @@ def _corpus(options: argparse.Namespace) -> dict[str, Any]:
         corpus = options.corpus
         name = corpus
         source_dir = options.download_dir.absolute() / corpus
-        for role, default in zip(subsets, made_here[corpus].SPLITS, strict=True):
+        for role, default in made_here[corpus].splits.items():
             subsets[role] = subsets[role] or default
     else:
         corpus = None
@@ -236,15 +244,13 @@ def _default_search(args: argparse.Namespace) -> str:
     return "asr"
 
 
-def _exp_tag(
-    options: argparse.Namespace, corpus: str, espnet2_options: Sequence[str]
-) -> str:
+def _exp_tag(options: argparse.Namespace, corpus: str, overrides: Sequence[str]) -> str:
     """Name the experiment as asr.sh does, after all that makes it what it is."""
     tag = f"{options.asr_config.stem}_{corpus}_{options.token_type}"
     if options.token_type == "bpe":
         tag += str(options.nbpe)
-    overrides = CONTINUING.sub("", " ".join(espnet2_options)).replace("--", "_")
-    tag += re.sub(r"[^\w.,-]", "", overrides)
+    changes = CONTINUING.sub("", " ".join(overrides)).replace("--", "_")
+    tag += re.sub(r"[^\w.,-]", "", changes)
     if options.speed_perturb_factors:
         tag += "_sp"
     return tag
@@ -296,6 +302,7 @@ def _configs(
                 "data_dir": data_dir,
                 "splits": sorted({s for ss in corpus["subsets"].values() for s in ss}),
                 "corpus": corpus["corpus"],
+                "corpus_conf": options.corpus_conf,
                 "skip_broken_utterances": options.skip_broken_utterances,
             },
             "dataset": {"train": datasets("train"), "valid": datasets("valid")},

@@ -243,12 +243,15 @@ def inference_config(path: str | Path) -> dict[str, Any]:
 def mixed_precision(on_gpu: bool) -> str:
     """Name the precision of ESPnet2's ``use_amp`` that this machine is fast in.
 
-    Like ESPnet2, bfloat16 on GPUs that have it and float16 on others. On CPUs bfloat16
-    pays off only with matrix units for it (AMX): elsewhere float32 is as fast.
+    Like ESPnet2, bfloat16 on GPUs that have it and float16 on others. ESPnet2 knows no
+    mixed precision on CPUs; bfloat16 is faster on those with instructions for it.
     """
     if on_gpu:
         return "bf16-mixed" if torch.cuda.is_bf16_supported() else "16-mixed"
-    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"
+    # Not in the oldest PyTorch that ESPnet takes.
+    cpu = getattr(torch.cpu, "get_capabilities", dict)()
+    has_bf16 = cpu.get("avx512_bf16") or cpu.get("amx_bf16")
+    return "bf16-mixed" if has_bf16 else "32-true"
 
 
 def _target(cls: type, conf: dict[str, Any]) -> dict[str, Any]:

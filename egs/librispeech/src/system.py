@@ -12,6 +12,7 @@ from pathlib import Path
 
 from espnet2.bin.tokenize_text import tokenize
 from espnet3.components.data import collect_stats as collect_stats_module
+from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
 from omegaconf import OmegaConf
 
@@ -116,18 +117,30 @@ class LibriSpeechSystem(ASRSystem):
         return results
 
     def pack_model(self, *args, **kwargs) -> Path:
-        """Bundle the model with all that is needed to use it."""
+        """Bundle the model with all that ESPnet needs to use it."""
         self._reject_stage_args("pack_model", args, kwargs)
-        config = self.training_config
+        training_config, inference_config = self.training_config, self.inference_config
         # ESPnet3 bundles only what is below its recipe directory.
-        self.training_config = copy.deepcopy(config)
+        self.training_config = copy.deepcopy(training_config)
         self.training_config.recipe_dir = os.path.commonpath(
-            [config.exp_dir, config.data_dir]
+            [training_config.exp_dir, training_config.data_dir]
         )
+        # Without code of the recipe, the bundle needs nobody's trust.
+        self.inference_config = copy.deepcopy(inference_config)
+        self.inference_config.runner = {
+            "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
+        }
         try:
-            return super().pack_model()
+            bundle = super().pack_model()
         finally:
-            self.training_config = config
+            self.training_config = training_config
+            self.inference_config = inference_config
+        # ESPnet2 reads this file and knows no interpolation; ESPnet3 has it read from
+        # the root of the bundle.
+        (config,) = bundle.glob("**/config.yaml")
+        text = config.read_text(encoding="utf-8")
+        config.write_text(text.replace("${recipe_dir}/", ""), encoding="utf-8")
+        return bundle
 
 
 def _discard_outdated(directory: Path, outputs: Iterable[Path], settings: dict) -> None:

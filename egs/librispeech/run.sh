@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Sets up the environment and runs the recipe. Arguments go to run.py.
+set -euo pipefail
+
+recipe=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=$(bash "$recipe/../../tools/setup_env.sh" recipe)
+exec "$python" "$recipe/run.py" "$@"

@@ -1,0 +1,129 @@
+"""The files in conf/, given to ESPnet2 as its users give them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from espnet2.bin import asr_inference
+from espnet2.tasks.asr import ASRTask
+
+import espnet_fastformer
+
+CONF_DIR = Path(__file__).parents[1] / "conf"
+TRAINING = sorted(CONF_DIR.glob("train_asr_*.yaml"))
+DECODING = sorted(CONF_DIR.glob("decode_*.yaml"))
+SAMPLE_RATE = 16000
+ENCODERS = {
+    "fastformer": espnet_fastformer.FastformerEncoder,
+    "aft": espnet_fastformer.AFTEncoder,
+}
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def build_model(*options: str):
+    args = ASRTask.get_parser().parse_args([*options, "--token_type", "char"])
+    return args, ASRTask.build_model(args)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.fixture(scope="module")
+def token_list(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("conf") / "tokens.txt"
+    path.write_text("\n".join(["<blank>", "<unk>", "<space>", *"abcdefg", "<sos/eos>"]))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def e_branchformer(token_list) -> torch.nn.Module:
+    """The encoder of ESPnet's librispeech_100 recipe."""
+    conf = {
+        "attention_layer_type": "rel_selfattn",
+        "pos_enc_layer_type": "rel_pos",
+        "rel_pos_type": "latest",
+        "linear_units": 1024,
+        "use_ffn": True,
+        "macaron_ffn": True,
+        "cgmlp_linear_units": 1024,
+        "merge_conv_kernel": 31,
+    }
+    options = ["--token_list", token_list, "--encoder", "e_branchformer"]
+    for key, value in conf.items():
+        options += ["--encoder_conf", f"{key}={value}"]
+    return build_model(*options, "--model_conf", "ctc_weight=1.0")[1].encoder
+
+
+def test_conf_covers_both_families():
+    variants = {name(path).removeprefix("train_asr_") for path in TRAINING}
+    aft_types = {f"aft_{form}" for form in ("full", "local", "simple", "conv")}
+    assert variants == {"fastformer"} | aft_types | {
+        f"{prefix}{encoder}{suffix}"
+        for encoder in ENCODERS
+        for prefix, suffix in (("ctc_", ""), ("transducer_", ""), ("", "_small"))
+    }
+
+
+@pytest.mark.parametrize("config", TRAINING, ids=name)
+def test_training_config_makes_a_model_that_learns(config, token_list, e_branchformer):
+    torch.manual_seed(0)
+    args, model = build_model("--config", str(config), "--token_list", token_list)
+    variant = config.stem.split("_")
+    assert type(model.encoder) is ENCODERS[args.encoder]
+    assert args.encoder in variant
+    if "small" in variant:
+        assert count(model) < 3e6
+    else:
+        assert count(model.encoder) == pytest.approx(count(e_branchformer), rel=0.12)
+
+    speech = torch.randn(2, SAMPLE_RATE)
+    lengths = torch.tensor([SAMPLE_RATE, SAMPLE_RATE - 3000])
+    text = torch.randint(3, 10, (2, 4))
+    text_lengths = torch.tensor([4, 3])
+    if model.use_transducer_decoder and not torch.cuda.is_available():
+        # ESPnet's multi-blank loss runs on GPUs alone.
+        check_transducer(model, speech, lengths, text)
+        return
+    device = "cuda" if model.use_transducer_decoder else "cpu"
+    model.to(device)
+    batch = [tensor.to(device) for tensor in (speech, lengths, text, text_lengths)]
+    loss, stats, weight = model(*batch)
+    assert torch.isfinite(loss) and weight == 2
+    loss.backward()
+    untrained = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.grad is None or not torch.isfinite(parameter.grad).all()
+    ]
+    assert not untrained
+    assert (stats["loss_ctc"] is not None) == (model.ctc is not None)
+    # The training has to be able to tell which checkpoints are best.
+    model.eval()
+    with torch.no_grad():
+        _, stats, _ = model(*batch)
+    for phase, criterion, _ in args.best_model_criterion:
+        assert phase == "valid" and stats[criterion] is not None
+
+
+def check_transducer(model, speech, lengths, text):
+    """Score all pairs of a frame and a token, blanks of one and two frames included."""
+    encoded, encoded_lengths = model.encode(speech, lengths)
+    scores = model.joint_network(encoded.unsqueeze(2), model.decoder(text).unsqueeze(1))
+    num_frames = int(encoded_lengths.max())
+    assert scores.shape == (2, num_frames, text.size(1), len(model.token_list))
+    assert model.token_list[:2] == ["<blank2>", "<blank>"]
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("config", DECODING, ids=name)
+def test_decoding_config_is_known_to_espnet(config):
+    args = asr_inference.get_parser().parse_args(
+        ["--config", str(config)]
+        + ["--output_dir", "decode", "--data_path_and_name_and_type", "a,speech,sound"]
+    )
+    assert args.beam_size == (1 if "ctc" in config.stem else args.beam_size)
+    assert args.lm_weight == 0.0
