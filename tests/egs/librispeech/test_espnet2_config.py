@@ -1,0 +1,139 @@
+"""ESPnet2's options on their way to ESPnet3."""
+
+import importlib.util
+
+import pytest
+import torch
+import yaml
+from hydra.utils import instantiate
+
+from .conftest import RECIPE_DIR
+
+CONF_DIR = RECIPE_DIR.parents[1] / "conf"
+
+
+@pytest.fixture(scope="module")
+def espnet2_config():
+    path = RECIPE_DIR / "src" / "espnet2_config.py"
+    spec = importlib.util.spec_from_file_location("recipe_espnet2_config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def convert(espnet2_config, tmp_path):
+    """Convert an ESPnet2 training config given as a dict, and command line options."""
+
+    def convert(config: dict, *options: str):
+        path = tmp_path / "train.yaml"
+        path.write_text(yaml.safe_dump(config))
+        args = espnet2_config.parse_asr_config(path, options)
+        return espnet2_config.training_config(args, on_gpu=False)
+
+    return convert
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONF_DIR.glob("train_*.yaml")), ids=lambda path: path.stem
+)
+def test_every_config_is_converted(espnet2_config, path):
+    espnet2 = yaml.safe_load(path.read_text())
+    args = espnet2_config.parse_asr_config(path)
+    config = espnet2_config.training_config(args, on_gpu=False)
+    for key in ("encoder", "encoder_conf", "decoder", "model_conf", "specaug_conf"):
+        assert config["model"].get(key) == espnet2.get(key)
+    assert config["model"]["normalize"] == "global_mvn"
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = instantiate(config["optimizer"], [parameter])
+    assert optimizer.defaults["lr"] == espnet2["optim_conf"]["lr"]
+    scheduler = instantiate(config["scheduler"], optimizer=optimizer)
+    assert type(scheduler).__name__.lower() == espnet2["scheduler"]
+    trainer = config["trainer"]
+    assert trainer["max_epochs"] == espnet2["max_epoch"]
+    assert trainer["accumulate_grad_batches"] == espnet2.get("accum_grad", 1)
+    # ESPnet2's default.
+    assert trainer["gradient_clip_val"] == 5.0
+    assert ("precision" in trainer) == espnet2["use_amp"]
+    for mode in ("train", "valid"):
+        batches = config["dataloader"][mode]["iter_factory"]["batches"]
+        assert batches["type"] == espnet2["batch_type"]
+        assert batches["batch_bins"] == espnet2["batch_bins"]
+    ((phase, criterion, mode),) = espnet2["best_model_criterion"]
+    assert config["best_model_criterion"] == [
+        [f"{phase}/{criterion}", espnet2["keep_nbest_models"], mode]
+    ]
+
+
+def test_command_line_goes_before_the_config(convert):
+    config = convert(
+        {"encoder": "aft", "encoder_conf": {"num_blocks": 3}, "max_epoch": 7},
+        *("--max_epoch", "9", "--encoder_conf", "aft_type=conv"),
+        *("--normalize", "utterance_mvn", "--keep_nbest_models", "2", "5"),
+    )
+    assert config["trainer"]["max_epochs"] == 9
+    assert config["model"]["encoder_conf"] == {"num_blocks": 3, "aft_type": "conv"}
+    # ESPnet's own default, then.
+    assert "normalize" not in config["model"]
+    assert {keep for _, keep, _ in config["best_model_criterion"]} == {5}
+
+
+def test_scheduler_that_watches_a_criterion(convert):
+    config = convert(
+        {"scheduler": "reducelronplateau", "val_scheduler_criterion": ["valid", "acc"]}
+    )
+    assert config["scheduler"]["_target_"].endswith(".ReduceLROnPlateau")
+    assert config["scheduler_monitor"] == "valid/acc"
+    assert config["scheduler_interval"] == "epoch"
+
+
+def test_no_scheduler_keeps_the_learning_rate(convert):
+    config = convert({"optim": "sgd", "optim_conf": {"lr": 0.5}})
+    optimizer = instantiate(config["optimizer"], [torch.nn.Parameter(torch.zeros(1))])
+    scheduler = instantiate(config["scheduler"], optimizer=optimizer)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == [0.5] * 3
+
+
+def test_preprocessor_options(convert):
+    config = convert(
+        {
+            "speech_volume_normalize": 1.0,
+            "cleaner": "tacotron",
+            "preprocessor_conf": {"force_single_channel": True},
+        }
+    )
+    assert config["dataset"]["preprocessor"] == {
+        "speech_volume_normalize": 1.0,
+        "text_cleaner": "tacotron",
+        "force_single_channel": True,
+    }
+
+
+def test_option_that_espnet3_has_not_is_named(convert):
+    with pytest.raises(ValueError, match="grad_noise, sharded_ddp in .*train.yaml"):
+        convert({"sharded_ddp": True}, "--grad_noise", "true")
+    # At its default it changes nothing.
+    convert({"sharded_ddp": False})
+
+
+def test_option_that_espnet2_has_not_is_named(convert, capsys):
+    with pytest.raises(SystemExit):
+        convert({"encoder_config": {}})
+    assert "unrecognized arguments: encoder_config" in capsys.readouterr().err
+
+
+def test_decoding_config(espnet2_config, tmp_path):
+    path = tmp_path / "decode.yaml"
+    path.write_text("beam_size: 5\nctc_weight: 0.4\nbatch_size: 8\n")
+    assert espnet2_config.inference_config(path) == {
+        "model": {"beam_size": 5, "ctc_weight": 0.4},
+        "batch_size": 8,
+    }
+    path.write_text("beamsize: 5\n")
+    with pytest.raises(ValueError, match="beamsize in .*decode.yaml"):
+        espnet2_config.inference_config(path)
