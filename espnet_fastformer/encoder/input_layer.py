@@ -29,6 +29,10 @@ SUBSAMPLING = {
     "conv2d6": Conv2dSubsampling6,
     "conv2d8": Conv2dSubsampling8,
 }
+# Features that are subsampled at once at inference, in frames: enough to be fast, and
+# few enough for the convolutions over them to stay small.
+FRAMES_AT_ONCE = 4096
+
 POSITIONAL_ENCODING = {
     "abs_pos": PositionalEncoding,
     "scaled_abs_pos": ScaledPositionalEncoding,
@@ -107,6 +111,63 @@ def build_input_layer(
         return torch.nn.Linear(input_size, output_size)
     names = ", ".join([*SUBSAMPLING, "linear", "embed"])
     raise ValueError(f"input_layer must be one of {names}, or null: {input_layer!r}")
+
+
+def receptive_field(embed: torch.nn.Module) -> tuple[int, int]:
+    """Return which input frames an output frame is made of.
+
+    Args:
+        embed: The input layer.
+
+    Returns:
+        Size and stride: output frame t is made of the input frames from t * stride to
+        t * stride + size - 1. Both are 1 if the layer does not subsample.
+    """
+    size = stride = 1
+    if isinstance(embed, tuple(SUBSAMPLING.values())):
+        for layer in embed.conv:
+            if isinstance(layer, (torch.nn.Conv1d, torch.nn.Conv2d)):
+                size += (layer.kernel_size[0] - 1) * stride
+                stride *= layer.stride[0]
+    return size, stride
+
+
+def subsample(
+    embed: torch.nn.Module, xs_pad: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call ESPnet's subsampling layer, at inference in overlapping pieces.
+
+    It has no padding, so the pieces give the very frames of the whole; only the
+    convolutions over all frames and channels are never there at once. A compiled or
+    exported graph keeps the plain call, as its length is not known.
+
+    Args:
+        embed: One of ``SUBSAMPLING``.
+        xs_pad: Features (B, T, F).
+        mask: (B, 1, T), true on real frames.
+
+    Returns:
+        Output (B, T', D) and its mask (B, 1, T').
+    """
+    is_long = xs_pad.size(1) > FRAMES_AT_ONCE
+    if not is_long or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return embed(xs_pad, mask)
+    size, stride = receptive_field(embed)
+    frames = (xs_pad.size(1) - size) // stride + 1
+    pieces = []
+    for first in range(0, frames, FRAMES_AT_ONCE // stride):
+        last = min(first + FRAMES_AT_ONCE // stride, frames) - 1
+        piece = xs_pad[:, first * stride : last * stride + size]
+        pieces.append(embed.out(_convolve(embed.conv, piece)))
+    olens = (mask.squeeze(1).sum(1, keepdim=True) - size) // stride + 1
+    is_real = torch.arange(frames, device=mask.device) < olens
+    return embed.pos_enc(torch.cat(pieces, dim=1)), is_real.unsqueeze(1)
+
+
+def _convolve(conv: torch.nn.Sequential, xs_pad: torch.Tensor) -> torch.Tensor:
+    if isinstance(conv[0], torch.nn.Conv1d):
+        return conv(xs_pad.transpose(1, 2)).transpose(1, 2)
+    return conv(xs_pad.unsqueeze(1)).transpose(1, 2).flatten(2)
 
 
 def check_lengths(embed: torch.nn.Module, ilens: torch.Tensor):

@@ -18,6 +18,7 @@ from espnet_fastformer.encoder.input_layer import (
     build_input_layer,
     build_positional_encoding,
     check_lengths,
+    subsample,
 )
 from espnet_fastformer.layers.depthwise_conv import replace_depthwise_convs
 
@@ -317,7 +318,7 @@ class LinearTimeEncoder(AbsEncoder):
         self, xs_pad: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(self.embed, tuple(SUBSAMPLING.values())):
-            x, mask = self.embed(xs_pad, mask)
+            x, mask = subsample(self.embed, xs_pad, mask)
         else:
             x = self.embed(xs_pad)
         if self.conv_pos_enc is not None:
