@@ -29,9 +29,11 @@ from typing import Any
 import torch
 from espnet2.utils.nested_dict_action import NestedDictAction
 from espnet3.components.data.dataset_module import load_dataset_module
-from espnet3.systems.launch import launch
+from espnet3.utils.config_utils import load_and_merge_config
+from espnet3.utils.logging_utils import configure_logging
+from espnet3.utils.stages_utils import run_stages
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 RECIPE_DIR = Path(__file__).absolute().parent
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.exp_tag = _exp_tag(options, corpus["name"], overrides)
 
     configs = _configs(options, args, corpus)
-    exp_dir = Path(configs["training"]["exp_dir"])
+    exp_dir = Path(configs["training"].exp_dir)
     stages = list(options.stages)
     if rank_zero_only.rank == 0:
         exp_dir.mkdir(parents=True, exist_ok=True)
@@ -190,14 +192,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         stages = [stage for stage in stages if stage == "train"]
 
     _quieten_console()
-    launch_args = ["--stages", *stages]
-    for role, config in configs.items():
-        name = options.inference_config.stem if role == "inference" else role
-        path = exp_dir / "conf" / f"{name}.yaml"
-        recipe_config = OmegaConf.load(RECIPE_DIR / "conf" / f"{role}.yaml")
-        _write(OmegaConf.to_yaml(OmegaConf.merge(recipe_config, config)), path)
-        launch_args += [f"--{role}_config", str(path)]
-    launch(LibriSpeechSystem, conf_package="egs3.TEMPLATE.esp2_asr", argv=launch_args)
+    system = LibriSpeechSystem(
+        **{
+            f"{role}_config": _complete(role, config, exp_dir / "conf")
+            for role, config in configs.items()
+        }
+    )
+    run_stages(system=system, stages_to_run=stages, log=configure_logging())
+
+
+def _complete(role: str, config: DictConfig, directory: Path) -> DictConfig:
+    """Put a config on the recipe's and that on ESPnet3's, and keep it in a file."""
+    name = Path(config.inference_dir).name if role == "inference" else role
+    path = directory / f"{name}.yaml"
+    recipe_config = OmegaConf.load(RECIPE_DIR / "conf" / f"{role}.yaml")
+    _write(OmegaConf.to_yaml(OmegaConf.merge(recipe_config, config)), path)
+    complete = load_and_merge_config(
+        path,
+        config_name=f"{role}.yaml",
+        default_package="egs3.TEMPLATE.esp2_asr",
+        resolve=False,
+    )
+    if role == "training":
+        # Options of ESPnet3's default ones would be left in them by a merge.
+        complete.optimizer = config.optimizer
+        complete.scheduler = config.scheduler
+    OmegaConf.resolve(complete)
+    return complete
 
 
 def _corpus(options: argparse.Namespace) -> dict[str, Any]:
@@ -258,7 +279,7 @@ def _exp_tag(options: argparse.Namespace, corpus: str, overrides: Sequence[str])
 
 def _configs(
     options: argparse.Namespace, args: argparse.Namespace, corpus: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, DictConfig]:
     """Fill in what the recipe's ESPnet3 configs leave open, by role."""
     exp_dir = (options.exp_dir or RECIPE_DIR / "exp" / options.exp_tag).absolute()
     data_dir = corpus["data_dir"]
@@ -347,24 +368,23 @@ def _configs(
     )
     if not ngpu:
         inference.device = "cpu"
+    metrics = {
+        **directories,
+        **decoded,
+        "dataset": {"test": [{"name": name} for name in corpus["subsets"]["test"]]},
+    }
+    bundled = {
+        "stats": f"{stats_dir}/train/feats_stats.npz",
+        "tokens": f"{tokenizer_dir}/tokens.txt",
+    }
+    if options.token_type == "bpe":
+        bundled["bpemodel"] = preprocessor.bpemodel
+    publication = {**directories, **decoded, "pack_model": {"files": bundled}}
     return {
         "training": training,
         "inference": inference,
-        "metrics": {
-            **directories,
-            **decoded,
-            "dataset": {"test": [{"name": s} for s in corpus["subsets"]["test"]]},
-        },
-        "publication": {
-            **directories,
-            **decoded,
-            "pack_model": {
-                "files": {
-                    "stats": f"{stats_dir}/train/feats_stats.npz",
-                    "tokens": f"{tokenizer_dir}/tokens.txt",
-                }
-            },
-        },
+        "metrics": OmegaConf.create(metrics),
+        "publication": OmegaConf.create(publication),
     }
 
 
