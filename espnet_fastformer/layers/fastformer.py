@@ -7,6 +7,7 @@ Reference:
 
 import torch
 from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAttention
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from typeguard import typechecked
 
@@ -57,17 +58,18 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             contribute to no other frame.
         """
         key_mean = self.pool(xs_pad, mask)  # (B, D)
-
-        transform_is_random = self.training and self.dropout.p > 0
         frames, size = xs_pad.shape[1:]
-        if transform_is_random or frames <= size:
+        is_random = self.training and self.dropout.p > 0
+        # Folding a map of each utterance costs as much as applying it to D frames.
+        if frames <= size:
             query = self.query(xs_pad)
             value = query * key_mean.unsqueeze(1).to(query.dtype)
             return self.dropout(self.transform(value)) + query
-
-        weight, bias = self._fold_output(key_mean)
-        dtype = xs_pad.dtype
-        return torch.baddbmm(bias.to(dtype), xs_pad, weight.to(dtype))
+        if is_random:
+            query = self.query(xs_pad)
+            weight, bias = self._fold_transform(key_mean)
+            return self.dropout(batched_linear(query, weight, bias)) + query
+        return batched_linear(xs_pad, *self._fold_output(key_mean))
 
     def pool(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None
@@ -75,37 +77,68 @@ class FastSelfAttention(ESPnetFastSelfAttention):
         """Return the global key of each utterance, (B, D), in at least float32."""
         with torch.autocast(xs_pad.device.type, enabled=False):
             x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
-            heads, head_size = self.num_attention_heads, self.attention_head_size
             padding = None if mask is None else mask.eq(0)
-            scale = head_size**-0.5
-            query, query_att, key, key_att = (
-                affine(linear, x)
-                for linear in (self.query, self.query_att, self.key, self.key_att)
-            )
+            scale = self.attention_head_size**-0.5
+            query_att, query_att_bias = affine(self.query_att, x)
+            key_att, key_att_bias = affine(self.key_att, x)
+            query, query_bias = affine(self.query, x)
+            key, key_bias = affine(self.key, x)
 
-            def pool_heads(weights, linear):
-                # A head's weights sum to one, or to zero if all frames are padding.
-                weight, bias = (p.view(heads, head_size, -1) for p in linear)
-                pooled = torch.matmul(weights, x).unsqueeze(-1)  # (B, H, D, 1)
-                total = weights.sum(-1)[..., None, None]
-                return (torch.matmul(weight, pooled) + bias * total).flatten(1)
-
-            scores = F.linear(
+            pooled = SoftmaxPool.apply(
                 x,
-                scale * (query_att[0] @ query[0]),
-                scale * (query_att[0] @ query[1] + query_att[1]),
-            ).transpose(1, 2)
-            alpha = softmax_over_time(scores, padding)  # (B, H, T)
-            query_mean = self.dropout(pool_heads(alpha, query))  # (B, D)
-
-            key_score = scale * key_att[0] * query_mean.unsqueeze(1)  # (B, H, D)
-            scores = torch.baddbmm(
-                (key_score @ key[1] + scale * key_att[1]).unsqueeze(-1),
-                key_score @ key[0],
-                x.transpose(1, 2),
+                (scale * query_att @ query).expand(x.size(0), -1, -1),
+                scale * F.linear(query_bias, query_att, query_att_bias)[:, None],
+                padding,
             )
-            beta = softmax_over_time(scores, padding)  # (B, H, T)
-            return self.dropout(query_mean * pool_heads(beta, key))
+            query_mean = self.dropout(
+                self._project_heads(pooled, query, query_bias, padding)
+            )
+
+            scores = scale * key_att * query_mean.unsqueeze(1)  # (B, H, D)
+            pooled = SoftmaxPool.apply(
+                x,
+                scores @ key,
+                (scores @ key_bias + scale * key_att_bias).unsqueeze(-1),
+                padding,
+            )
+            return self.dropout(
+                query_mean * self._project_heads(pooled, key, key_bias, padding)
+            )
+
+    def _project_heads(
+        self,
+        pooled: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        padding: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Apply each head's rows of a linear map to what that head pooled.
+
+        Args:
+            pooled: Weighted sums of the input (B, H, D).
+            weight: (D, D).
+            bias: (D,); not for utterances of padding alone, whose weights sum to zero.
+            padding: (B, 1, T) or None.
+
+        Returns:
+            (B, D), heads concatenated.
+        """
+        heads = self.num_attention_heads
+        bias = bias.view(heads, 1, -1)
+        if padding is not None:
+            bias = bias * (~padding).any(-1)
+        out = torch.baddbmm(
+            bias, pooled.transpose(0, 1), weight.view(heads, -1, weight.size(1)).mT
+        )
+        return out.transpose(0, 1).flatten(1)
+
+    def _fold_transform(
+        self, key_mean: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fold transform(key_mean * q) into one map of q: W_t diag(k_bar) and b_t."""
+        with torch.autocast(key_mean.device.type, enabled=False):
+            weight, bias = affine(self.transform, key_mean)
+            return weight * key_mean.unsqueeze(1), bias.expand(len(key_mean), 1, -1)
 
     def _fold_output(self, key_mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Fold transform(key_mean * query(x)) + query(x) into one map of x.
@@ -114,16 +147,69 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             key_mean: Global key (B, D).
 
         Returns:
-            Weight (B, D, D), to be multiplied from the right, and bias (B, 1, D).
+            Weight (B, D, D) and bias (B, 1, D).
         """
+        gate, bias = self._fold_transform(key_mean)
         with torch.autocast(key_mean.device.type, enabled=False):
-            query_weight, query_bias = affine(self.query, key_mean)
-            transform_weight, transform_bias = affine(self.transform, key_mean)
-            # W_t diag(k_bar) + I
-            gate = transform_weight * key_mean.unsqueeze(1)
+            weight, query_bias = affine(self.query, key_mean)
             gate = gate + torch.eye(gate.size(-1), dtype=gate.dtype, device=gate.device)
-            weight = torch.matmul(gate, query_weight).transpose(1, 2)
-            return weight, (gate @ query_bias + transform_bias).unsqueeze(1)
+            return gate @ weight, (gate @ query_bias).unsqueeze(1) + bias
+
+
+class SoftmaxPool(torch.autograd.Function):
+    """Sums of x over time, weighted by softmaxes of linear functions of x.
+
+    The gradient of x is one matrix product, where that of each step apart would be two,
+    and a sum of both.
+    """
+
+    @staticmethod
+    def forward(ctx, x, score_weight, score_bias, padding):
+        """Pool over time.
+
+        Args:
+            ctx: What the gradient needs.
+            x: (B, T, D).
+            score_weight: (B, H, D).
+            score_bias: (B or 1, H, 1).
+            padding: (B, 1, T), true on padding; None if there is none.
+
+        Returns:
+            (B, H, D); zero where all frames are padding.
+        """
+        scores = torch.baddbmm(score_bias, score_weight, x.mT)
+        weights = softmax_over_time(scores, padding)
+        ctx.save_for_backward(x, score_weight, weights)
+        ctx.bias_shape = score_bias.shape
+        return torch.bmm(weights, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Return the gradients of x, score_weight and score_bias."""
+        x, score_weight, weights = ctx.saved_tensors
+        grad_weights = torch.bmm(grad, x.mT)
+        mean = (weights * grad_weights).sum(-1, keepdim=True)
+        grad_scores = weights * (grad_weights - mean)  # (B, H, T)
+        grad_x = torch.bmm(
+            torch.cat([weights, grad_scores], dim=1).mT,
+            torch.cat([grad, score_weight], dim=1),
+        )
+        grad_bias = grad_scores.sum(-1, keepdim=True).sum_to_size(ctx.bias_shape)
+        return grad_x, torch.bmm(grad_scores, x), grad_bias, None
+
+
+def batched_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """Apply a linear map of its own to each utterance, in the dtype of x.
+
+    Args:
+        x: (B, T, D).
+        weight: (B, D, D).
+        bias: (B, 1, D).
+    """
+    return torch.baddbmm(bias.to(x.dtype), x, weight.to(x.dtype).mT)
 
 
 def affine(
