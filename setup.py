@@ -44,7 +44,20 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.12",
-    install_requires=["espnet>=202611", "torch", "typeguard"],
+    install_requires=[
+        "espnet>=202611",
+        "humanfriendly",
+        "numpy",
+        "PyYAML",
+        "soundfile",
+        "soxr",
+        "torch",
+        "tqdm",
+        "typeguard",
+    ],
+    entry_points={
+        "console_scripts": ["espnet-fastformer = espnet_fastformer.bin.main:main"]
+    },
     extras_require={"train": TRAIN, "recipe": RECIPE, "test": TEST},
     packages=find_packages(include=["espnet_fastformer", "espnet_fastformer.*"]),
     # With an explicit root, an editable install is a plain path instead of an import

@@ -234,6 +234,12 @@ def test_espnets_command_line(installed):
         assert "block_type" in config["encoder_conf"]
 
 
+def test_own_command(installed):
+    command = installed.path / "bin" / "espnet-fastformer"
+    usage = installed.output(command, "transcribe", "--help")
+    assert usage.startswith("usage: espnet-fastformer transcribe")
+
+
 def test_turned_off_until_imported(installed):
     installed.output("-c", TURNED_OFF, ESPNET_FASTFORMER_AUTOLOAD="0")
 

@@ -1,0 +1,64 @@
+"""Greedy CTC decoding, with the place of each token and word in the recording."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Span(NamedTuple):
+    """A token and the output frames from ``start`` to before ``end`` that it holds."""
+
+    token: int
+    start: int
+    end: int
+
+
+def collapse(path: torch.Tensor, silent: Collection[int]) -> list[Span]:
+    """Merge repeated tokens, then drop the silent ones.
+
+    Args:
+        path: Best token of each frame (T,), an integer tensor.
+        silent: Tokens that are no text: blank, and the end of a sentence.
+    """
+    tokens, counts = torch.unique_consecutive(path, return_counts=True)
+    ends = counts.cumsum(0)
+    spans = torch.stack([tokens, ends - counts, ends], dim=1)
+    is_silent = torch.isin(tokens, torch.tensor(list(silent), device=path.device))
+    return [Span(*span) for span in spans[~is_silent].tolist()]
+
+
+def group_words(
+    tokens: Sequence[str], token_type: str, space_symbol: str = "<space>"
+) -> list[list[int]]:
+    """Find the words that tokens spell.
+
+    Args:
+        tokens: Tokens of ESPnet's ``token_list``.
+        token_type: ``char``, ``bpe`` or ``word``.
+        space_symbol: Token between two words of ``char``.
+
+    Returns:
+        Indices of the tokens of each word.
+
+    Raises:
+        ValueError: If the tokens do not tell where a word begins.
+    """
+    if token_type not in ("char", "bpe", "word"):
+        raise ValueError(
+            f"words have no times with token_type {token_type}, only with char, bpe "
+            "and word"
+        )
+
+    def starts_word(token: str) -> bool:
+        if token_type == "bpe":
+            return token.startswith("▁")
+        return token_type == "word" or token == space_symbol
+
+    words: list[list[int]] = [[]]
+    for index, token in enumerate(tokens):
+        if starts_word(token):
+            words.append([])
+        if token != space_symbol:
+            words[-1].append(index)
+    return [word for word in words if word]

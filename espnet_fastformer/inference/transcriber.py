@@ -1,0 +1,263 @@
+"""From samples to words, for recordings of any length."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import humanfriendly
+import numpy as np
+import torch
+from espnet2.bin.asr_inference import Speech2Text
+from typeguard import typechecked
+
+from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
+from espnet_fastformer.inference.ctc import Span, collapse, group_words
+from espnet_fastformer.inference.features import extract_features, normalize_features
+from espnet_fastformer.inference.transcript import Transcript, Word
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Output frames that meet the vocabulary at once.
+_FRAMES_AT_ONCE = 4096
+
+
+class Transcriber:
+    """A trained model with one of this package's encoders.
+
+    The encoder sees a recording in one pass and its CTC output is decoded greedily,
+    both in time and memory that grow linearly with the recording.
+
+    Args:
+        asr_train_config: ``config.yaml`` of the training.
+        asr_model_file: Parameters, ``*.pth``.
+        device: Where to compute: ``cpu``, ``cuda``.
+        dtype: ``float32``, or the dtype of autocast in the encoder: ``bfloat16`` or
+            ``float16``.
+        pooling_window: Seconds of audio over which the encoder sums; None for all of
+            it. The encoder then runs over windows of this length that overlap by half,
+            and the middle half of each is used.
+        beam_size: 1 for greedy search in the CTC output, more for ESPnet's own
+            search, whose cost is not linear and which finds no word times.
+        ctc_weight: Weight of the CTC output in ESPnet's search.
+
+    Raises:
+        ValueError: If the model does not fit the options.
+        OSError: If a file is missing, be it one that the config names.
+    """
+
+    @typechecked
+    def __init__(
+        self,
+        asr_train_config: str | Path,
+        asr_model_file: str | Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        pooling_window: float | None = None,
+        beam_size: int = 1,
+        ctc_weight: float = 0.3,
+    ):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}: {dtype!r}")
+        if pooling_window is not None and pooling_window <= 0:
+            raise ValueError(f"pooling_window must be positive: {pooling_window}")
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, dtype)
+        self.pooling_window = pooling_window
+        self.beam_size = beam_size
+        self.speech2text = Speech2Text(
+            asr_train_config,
+            asr_model_file,
+            device=device,
+            beam_size=beam_size,
+            ctc_weight=ctc_weight,
+        )
+        self.model = self.speech2text.asr_model
+        self._check_model()
+        self._silent = {self.model.blank_id, self.model.sos, self.model.eos}
+
+        args = self.speech2text.asr_train_args
+        self._token_type = args.token_type
+        self._volume = getattr(args, "speech_volume_normalize", None)
+        #: Sampling rate in Hz.
+        self.fs = humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
+        self._size, self._stride = receptive_field(self.model.encoder.embed)
+        self._seconds_per_feature = self.model.frontend.hop_length / self.fs
+
+    def _check_model(self):
+        model = self.model
+        if not isinstance(model.encoder, LinearTimeEncoder):
+            raise ValueError(
+                f"the encoder is {type(model.encoder).__name__}, not fastformer or "
+                "aft; espnet2.bin.asr_inference decodes such a model"
+            )
+        if model.frontend is None or model.postencoder is not None:
+            raise ValueError("a model needs a frontend, and must have no postencoder")
+        if self.beam_size == 1 and model.ctc is None:
+            raise ValueError(
+                "the model has no CTC output (ctc_weight: 0.0), so that greedy search "
+                "cannot be done: use a larger beam_size"
+            )
+        if self.beam_size > 1 and model.decoder is None:
+            raise ValueError(
+                "the model has no decoder to search with: use beam_size 1, which "
+                "decodes its CTC output"
+            )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        speech: np.ndarray,
+        word_times: bool = False,
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> Transcript:
+        """Transcribe a recording.
+
+        Args:
+            speech: Samples (N,) between -1 and 1, float32, of rate ``fs``.
+            word_times: Whether to find when each word was said.
+            progress: Called again and again with the share of the work that was done
+                since the last call.
+
+        Returns:
+            The transcript, empty (and a warning logged) if the recording is shorter
+            than what one output frame sees.
+
+        Raises:
+            ValueError: If ``word_times`` cannot be had.
+        """
+        if word_times and self.beam_size > 1:
+            raise ValueError("word times need greedy search: beam_size 1")
+        if self._volume is not None and speech.any():
+            speech = speech * np.float32(self._volume / np.abs(speech).max())
+        samples = torch.from_numpy(speech).to(self.device)
+        feats = extract_features(self.model.frontend, samples)
+        if feats.size(1) < self._size:
+            logging.warning(
+                "%.2f s of audio are too short: the encoder needs %d frames of %g s",
+                len(speech) / self.fs,
+                self._size,
+                self._seconds_per_feature,
+            )
+            return Transcript("", [] if word_times else None)
+        if self.beam_size > 1:
+            transcript = self._search(samples)
+            progress(1.0)
+            return transcript
+
+        feats = normalize_features(self.model.normalize, feats)
+        if self.model.preencoder is not None:
+            lengths = torch.tensor([feats.size(1)], device=self.device)
+            feats, _ = self.model.preencoder(feats, lengths)
+        hidden = self._encode(feats, progress)
+        path = [self.model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, 1)]
+        spans = collapse(torch.cat(path).cpu(), self._silent)
+        return self._spell(spans, word_times)
+
+    def _search(self, samples: torch.Tensor) -> Transcript:
+        with self._autocast():
+            results = self.speech2text(samples)
+        if isinstance(results, tuple):  # with the tokens of InterCTC layers
+            results = results[0]
+        return Transcript(results[0][0].strip())
+
+    def _encode(
+        self, feats: torch.Tensor, progress: Callable[[float], None]
+    ) -> torch.Tensor:
+        """Run the encoder over all frames, or over windows of them.
+
+        Args:
+            feats: Features (1, T, F).
+            progress: See ``__call__``.
+
+        Returns:
+            Output (1, T', D), float32.
+        """
+        encoder = self.model.encoder
+        needs_ctc = encoder.interctc_use_conditioning
+        options = {"ctc": self.model.ctc} if needs_ctc else {}
+        frames = (feats.size(1) - self._size) // self._stride + 1
+        window = frames
+        if self.pooling_window is not None:
+            seconds_per_frame = self._stride * self._seconds_per_feature
+            window = max(round(self.pooling_window / seconds_per_frame), 1)
+        windows = overlapping_windows(frames, window)
+        share = 1 / (len(windows) * len(encoder.encoders))
+        hooks = [
+            block.register_forward_hook(lambda *_: progress(share))
+            for block in encoder.encoders
+        ]
+        parts = []
+        try:
+            for (first, last), (start, stop) in windows:
+                piece = feats[
+                    :, first * self._stride : (last - 1) * self._stride + self._size
+                ]
+                lengths = torch.tensor([piece.size(1)], device=feats.device)
+                with self._autocast():
+                    out, *_ = encoder(piece, lengths, **options)
+                if isinstance(out, tuple):  # with the outputs of InterCTC layers
+                    out = out[0]
+                parts.append(out[:, start - first : stop - first].float())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat(parts, dim=1)
+
+    def _spell(self, spans: list[Span], word_times: bool) -> Transcript:
+        ids2tokens = self.speech2text.converter.ids2tokens
+        tokens2text = self.speech2text.tokenizer.tokens2text
+        tokens = ids2tokens([span.token for span in spans])
+        text = tokens2text(tokens).strip()
+        if not word_times:
+            return Transcript(text)
+        words = [
+            Word(
+                tokens2text(tokens[i] for i in indices).strip(),
+                self._seconds(spans[indices[0]].start),
+                self._seconds(spans[indices[-1]].end),
+            )
+            for indices in group_words(tokens, self._token_type)
+        ]
+        return Transcript(text, [word for word in words if word.word])
+
+    def _seconds(self, frame: int) -> float:
+        """Return where an output frame begins.
+
+        The stride that is its own lies in the middle of the features that it sees, and
+        those are centred on multiples of their hop.
+        """
+        feature = frame * self._stride + (self._size - self._stride) / 2
+        return round(feature * self._seconds_per_feature, 3)
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
+
+
+def overlapping_windows(
+    frames: int, window: int
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Lay windows over frames so that each frame lies well inside one.
+
+    Args:
+        frames: Number of frames.
+        window: Frames of a window. Neighbours share half of it.
+
+    Returns:
+        First and last (exclusive) frame of each window, and of its part to be used: the
+        middle half, or up to the end of the recording. The parts are the frames, each
+        once.
+    """
+    if frames <= window:
+        return [((0, frames), (0, frames))]
+    windows = []
+    step = max(window // 2, 1)
+    margin = (window - step) // 2
+    start = 0
+    for first in range(0, frames - window + step, step):
+        first = min(first, frames - window)
+        is_last = first == frames - window
+        stop = frames if is_last else first + margin + step
+        windows.append(((first, first + window), (start, stop)))
+        start = stop
+    return windows

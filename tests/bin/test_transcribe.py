@@ -1,0 +1,177 @@
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from espnet_fastformer.bin import main, transcribe
+from tests.inference.models import make_experiment, noise
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory) -> Path:
+    return make_experiment(tmp_path_factory.mktemp("model") / "exp")
+
+
+@pytest.fixture
+def audio(tmp_path, monkeypatch) -> Path:
+    """A directory with recordings, and with files that are none."""
+    monkeypatch.chdir(tmp_path)
+    speech = noise(3)
+    soundfile.write("mono.wav", speech, 16000)
+    soundfile.write("mono.flac", speech, 16000)
+    soundfile.write("stereo.ogg", speech[:, None].repeat(2, axis=1), 16000)
+    soundfile.write("telephone.wav", speech[::2], 8000)
+    soundfile.write("empty.wav", speech[:0], 16000)
+    Path("text.wav").write_text("no audio")
+    return tmp_path
+
+
+def run(exp, *args) -> int:
+    return transcribe.main(["--exp", str(exp), "--ngpu", "0", *args])
+
+
+def test_text_of_one_file(exp, audio, capsys):
+    assert run(exp, "mono.wav") == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"[A-J<unk> ]{20,}\n", out)
+    assert err == ""
+
+
+def test_text_of_many_files_says_whose_it_is(exp, audio, capsys):
+    names = ["mono.wav", "mono.flac", "stereo.ogg", "telephone.wav", "empty.wav"]
+    assert run(exp, *names) == 0
+    lines = capsys.readouterr().out.splitlines()
+    texts = dict(line.split("\t") for line in lines)
+    assert list(texts) == names
+    assert texts["mono.wav"] == texts["mono.flac"]
+    assert texts["telephone.wav"] not in ("", texts["mono.wav"])
+    assert texts["empty.wav"] == ""
+
+
+def test_what_cannot_be_read_is_named_and_the_others_are_done(exp, audio, capsys):
+    names = ["text.wav", "mono.wav", "missing.flac", "mono.flac"]
+    assert run(exp, "--format", "json", *names) == 1
+    out, err = capsys.readouterr()
+    done = [json.loads(line) for line in out.splitlines()]
+    assert [content["audio"] for content in done] == ["mono.wav", "mono.flac"]
+    assert err == (
+        "cannot read text.wav: Format not recognised.\n"
+        "cannot read missing.flac: No such file or directory\n"
+    )
+
+
+def test_word_times(exp, audio, capsys):
+    run(exp, "mono.wav")
+    text = capsys.readouterr().out
+    run(exp, "--word_times", "mono.wav")
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[2] for row in rows] == text.split()
+    run(exp, "--word_times", "--format", "json", "mono.wav")
+    (content,) = map(json.loads, capsys.readouterr().out.splitlines())
+    words = [
+        [f"{w['start']:.3f}", f"{w['end']:.3f}", w["word"]] for w in content["words"]
+    ]
+    assert words == rows
+    assert content["text"] + "\n" == text
+
+
+def test_a_file_for_each_recording(exp, audio, capsys):
+    for name, suffix in (("text", "txt"), ("json", "json"), ("srt", "srt")):
+        out = audio / name
+        options = ["--format", name, "--output_dir", str(out)]
+        assert run(exp, *options, "mono.wav", "text.wav", "stereo.ogg") == 1
+        files = sorted(path.name for path in out.iterdir())
+        assert files == [f"mono.{suffix}", f"stereo.{suffix}"]
+    assert capsys.readouterr().out == ""
+    text = (audio / "text" / "mono.txt").read_text()
+    assert json.loads((audio / "json" / "mono.json").read_text()) == {
+        "audio": "mono.wav",
+        "text": text.strip(),
+    }
+    subtitles = (audio / "srt" / "mono.srt").read_text()
+    assert subtitles.startswith("1\n00:00:00,")
+    said = [line for line in subtitles.split("\n") if re.match("[A-Z<]", line)]
+    assert " ".join(said).split() == text.split()
+
+
+def test_nothing_is_half_written(exp, audio, monkeypatch, capsys):
+    Path("out").mkdir()
+    Path("out/mono.txt").write_text("what was there")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert run(exp, "--output_dir", "out", "mono.wav") == 1
+    assert capsys.readouterr().err == "cannot write out/mono.txt: disk full\n"
+    assert [path.name for path in Path("out").iterdir()] == ["mono.txt"]
+    assert Path("out/mono.txt").read_text() == "what was there"
+
+
+def test_model_options(exp, audio, capsys):
+    run(exp, "mono.wav")
+    text = capsys.readouterr().out
+    files = ["--asr_train_config", str(exp / "config.yaml")]
+    files += ["--asr_model_file", str(exp / "valid.cer_ctc.ave.pth")]
+    assert transcribe.main([*files, "--ngpu", "0", "mono.wav"]) == 0
+    assert capsys.readouterr().out == text
+    assert run(exp, "--dtype", "bfloat16", "--pooling_window", "1", "mono.wav") == 0
+    assert capsys.readouterr().out not in ("\n", text)
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["a.wav"], "--exp is needed"),
+        (["--exp", "nowhere", "a.wav"], "nowhere/config.yaml"),
+        (["--exp", "EXP", "--format", "srt", "a.wav", "b.wav"], "--output_dir"),
+        (["--exp", "EXP", "--beam_size", "0", "a.wav"], "--beam_size"),
+        (["--exp", "EXP", "--beam_size", "4", "a.wav"], "no decoder"),
+        (["--exp", "EXP", "--beam_size", "4", "--word_times", "a.wav"], "--word_times"),
+        (["--exp", "EXP", "--pooling_window", "-1", "a.wav"], "pooling_window"),
+        (
+            ["--exp", "EXP", "--output_dir", "out", "b/a.wav", "c/a.flac"],
+            "b/a.wav and c/a.flac would both become out/a.txt",
+        ),
+    ],
+)
+def test_wrong_options_are_named(args, words, exp, capsys):
+    with pytest.raises(SystemExit) as caught:
+        transcribe.main([str(exp) if arg == "EXP" else arg for arg in args])
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_missing_statistics_are_explained(audio, exp, capsys):
+    config = (exp / "config.yaml").read_text()
+    config = config.replace("normalize: utterance_mvn", "normalize: global_mvn")
+    config = config.replace("normalize_conf: {}", "normalize_conf: {stats_file: s.npz}")
+    Path("config.yaml").write_text(config)
+    with pytest.raises(SystemExit):
+        run(exp, "--asr_train_config", "config.yaml", "mono.wav")
+    assert "s.npz" in (error := capsys.readouterr().err)
+    assert "training was started" in error
+
+
+def test_installed_command_runs_it(exp, audio, capsys):
+    assert main.main(["transcribe", "--exp", str(exp), "--ngpu", "0", "mono.wav"]) == 0
+    out = capsys.readouterr().out
+    run(exp, "mono.wav")
+    assert capsys.readouterr().out == out
+    with pytest.raises(SystemExit):
+        main.main(["--help"])
+    assert "transcribe: write down" in capsys.readouterr().out
+
+
+def test_module_gives_the_exit_status(exp, audio, monkeypatch, capsys):
+    command = ["transcribe", "--exp", str(exp), "--ngpu", "0", "mono.wav", "text.wav"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.delitem(sys.modules, "espnet_fastformer.bin.transcribe")
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("espnet_fastformer.bin.transcribe", run_name="__main__")
+    assert caught.value.code == 1
+    assert capsys.readouterr().out.startswith("mono.wav\t")

@@ -1,0 +1,45 @@
+from itertools import groupby
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espnet_fastformer.inference.ctc import Span, collapse, group_words
+
+
+@given(st.lists(st.integers(0, 4), max_size=50))
+def test_repeats_and_silent_tokens_go(path):
+    spans = collapse(torch.tensor(path, dtype=torch.long), {0, 4})
+    expected = [token for token, _ in groupby(path) if token not in (0, 4)]
+    assert [span.token for span in spans] == expected
+    held = [0] * len(path)
+    for token, start, end in spans:
+        assert start < end
+        held[start:end] = [token] * (end - start)
+    assert held == [token if token not in (0, 4) else 0 for token in path]
+
+
+def test_a_blank_parts_the_same_token():
+    spans = collapse(torch.tensor([0, 2, 2, 0, 2, 3]), {0})
+    assert spans == [Span(2, 1, 3), Span(2, 4, 5), Span(3, 5, 6)]
+
+
+@pytest.mark.parametrize(
+    "token_type, tokens, words",
+    [
+        ("char", "A B <space> C D", [[0, 1], [3, 4]]),
+        ("char", "<space> A <space> <space> B <space>", [[1], [4]]),
+        ("bpe", "▁A B ▁C ▁ D", [[0, 1], [2], [3, 4]]),
+        ("bpe", "A ▁B", [[0], [1]]),
+        ("word", "A B", [[0], [1]]),
+        ("char", "", []),
+    ],
+)
+def test_words(token_type, tokens, words):
+    assert group_words(tokens.split(), token_type) == words
+
+
+def test_token_type_without_words_is_named():
+    with pytest.raises(ValueError, match="token_type phn"):
+        group_words(["A"], "phn")

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+from espnet2.asr.frontend.default import DefaultFrontend
+from espnet2.layers.global_mvn import GlobalMVN
+from espnet2.layers.utterance_mvn import UtteranceMVN
+
+from espnet_fastformer.inference import features
+from espnet_fastformer.inference.features import extract_features, normalize_features
+from tests.layers.memory import allocated
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(features, "FRAMES_AT_ONCE", 7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hop_length": 128},
+        {"hop_length": 160, "win_length": 400},
+        {"hop_length": 256, "center": False},
+        {"n_fft": 400, "hop_length": 300, "normalized": True},
+    ],
+)
+@torch.no_grad()
+def test_pieces_give_the_whole(options):
+    frontend = DefaultFrontend(n_mels=20, **options)
+    hop = options["hop_length"]
+    lengths = [513, 7 * hop, *range(14 * hop - 2, 14 * hop + 2), 9001, 30000]
+    for length in lengths:
+        speech = torch.randn(length)
+        expected, frames = frontend(speech.unsqueeze(0), torch.tensor([length]))
+        actual = extract_features(frontend, speech)
+        assert actual.size(1) == int(frames[0])
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_other_frontends_get_the_whole():
+    # Dereverberation estimates its filter from all frames.
+    dereverberation = {"use_wpe": True, "wlayers": 1, "wunits": 8, "wprojs": 8}
+    frontend = DefaultFrontend(n_mels=20, frontend_conf=dereverberation)
+    speech = torch.randn(5000)
+    expected, _ = frontend(speech.unsqueeze(0), torch.tensor([5000]))
+    torch.testing.assert_close(extract_features(frontend, speech), expected)
+
+
+@pytest.mark.parametrize("length", [0, 1, 200, 256])
+def test_less_than_a_window_gives_no_frame(length):
+    feats = extract_features(DefaultFrontend(n_mels=20), torch.randn(length))
+    assert feats.shape == (1, 0, 20)
+    assert normalize_features(UtteranceMVN(), feats).shape == (1, 0, 20)
+
+
+@pytest.fixture
+def normalizations(tmp_path):
+    stats = {"count": 10, "sum": np.arange(20.0), "sum_square": 50.0 + np.arange(20)}
+    np.savez(tmp_path / "stats.npz", **stats)
+    return [
+        GlobalMVN(tmp_path / "stats.npz"),
+        UtteranceMVN(),
+        UtteranceMVN(norm_means=False, norm_vars=True),
+        UtteranceMVN(norm_vars=True),
+    ]
+
+
+def test_normalization_is_espnets(normalizations):
+    feats = 3 + torch.randn(1, 40, 20)
+    for normalize in normalizations:
+        expected, _ = normalize(feats.clone(), torch.tensor([40]))
+        actual = normalize_features(normalize, feats.clone())
+        torch.testing.assert_close(actual, expected)
+    assert normalize_features(None, feats) is feats
+
+
+@torch.no_grad()
+def test_memory_is_linear_in_time(normalizations):
+    frontend = DefaultFrontend(n_mels=20)
+
+    def largest(frames):
+        speech = torch.randn(128 * frames)
+
+        def run():
+            feats = extract_features(frontend, speech)
+            for normalize in normalizations:
+                normalize_features(normalize, feats.clone())
+
+        return allocated(run).largest
+
+    assert largest(4000) < 4.2 * largest(1000)

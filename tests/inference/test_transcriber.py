@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+import torch
+from espnet2.bin.asr_inference import Speech2Text
+
+from espnet_fastformer.encoder import input_layer
+from espnet_fastformer.inference import features
+from espnet_fastformer.inference.experiment import find_model_file
+from espnet_fastformer.inference.transcriber import Transcriber, overlapping_windows
+from tests.inference.models import make_experiment, noise
+
+FS = 16000
+DECODER = {
+    "decoder": "transformer",
+    "decoder_conf": {"attention_heads": 2, "linear_units": 16, "num_blocks": 1},
+    "model_conf": {"ctc_weight": 0.5},
+}
+
+
+def build(exp, **options) -> Transcriber:
+    return Transcriber(exp / "config.yaml", find_model_file(exp), **options)
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory):
+    return make_experiment(tmp_path_factory.mktemp("model") / "exp")
+
+
+@pytest.fixture(scope="module")
+def exp_without_far_influence(tmp_path_factory):
+    """With no mixer and no positions, a frame sees its neighbours alone."""
+    path = tmp_path_factory.mktemp("model") / "exp"
+    local = {
+        "block_type": "branchformer",
+        "use_attn": False,
+        "pos_enc_layer_type": "none",
+    }
+    return make_experiment(path, local, normalize=None)
+
+
+@pytest.fixture(scope="module")
+def exp_with_decoder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "exp"
+    conditioning = {"interctc_layer_idx": [1], "interctc_use_conditioning": True}
+    return make_experiment(path, conditioning, **DECODER)
+
+
+@pytest.mark.parametrize("input_layer_name", ["conv1d3", "conv2d", "linear"])
+def test_pieces_say_what_the_whole_says(input_layer_name, tmp_path, monkeypatch):
+    exp = make_experiment(tmp_path / "exp", {"input_layer": input_layer_name})
+    transcriber = build(exp)
+    speech = noise(6)
+    model = transcriber.model
+    with torch.no_grad():
+        hidden, _ = model.encode(
+            torch.from_numpy(speech)[None], torch.tensor([len(speech)])
+        )
+        path = model.ctc.argmax(hidden)[0]
+    # What ESPnet's own search makes of the same output.
+    expected = [int(t) for t in path.unique_consecutive() if t not in (0, 13)]
+    text = "".join(model.token_list[t] for t in expected).replace("<space>", " ")
+    assert len(text.split()) > 5
+
+    monkeypatch.setattr(features, "FRAMES_AT_ONCE", 70)
+    monkeypatch.setattr(input_layer, "FRAMES_AT_ONCE", 50)
+    assert transcriber(speech).text == text.strip()
+
+
+def test_words_have_the_times_of_their_frames(exp):
+    transcriber = build(exp)
+    speech = noise(6)
+    transcript = transcriber(speech, word_times=True)
+    assert " ".join(w.word for w in transcript.words) == " ".join(
+        transcript.text.split()
+    )
+    starts = [w.start for w in transcript.words]
+    ends = [w.end for w in transcript.words]
+    assert all(start < end for start, end in zip(starts, ends, strict=True))
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert 0 <= starts[0] < 1 and 5 < ends[-1] <= 6
+    # conv1d3 sees 7 frames of 10 ms, of which the middle 3 are its own.
+    frames = (np.array(starts + ends) - 0.02) / 0.03
+    np.testing.assert_allclose(frames, frames.round(), atol=1e-6)
+
+
+def test_times_follow_the_sound(exp_without_far_influence):
+    transcriber = build(exp_without_far_influence)
+    delay = 30 * 3 * 160
+    late = np.concatenate([np.zeros(delay, dtype="float32"), noise(4)])
+    at_once = transcriber(noise(4), word_times=True).words[-4:]
+    later = transcriber(late, word_times=True).words[-4:]
+    assert [w.word for w in later] == [w.word for w in at_once]
+    for one, other in zip(at_once, later, strict=True):
+        assert other.start - one.start == pytest.approx(delay / FS)
+        assert other.end - one.end == pytest.approx(delay / FS)
+
+
+def test_a_window_as_long_as_the_recording_changes_nothing(exp):
+    speech = noise(4)
+    whole = build(exp)(speech)
+    assert build(exp, pooling_window=4.0)(speech) == whole
+    assert build(exp, pooling_window=1.0)(speech) != whole
+
+
+def test_windows_give_the_whole_where_nothing_is_pooled(exp_without_far_influence):
+    for seconds in (1.9, 2.0, 5.3):
+        speech = noise(seconds)
+        exp = exp_without_far_influence
+        whole = build(exp)(speech, word_times=True)
+        windows = build(exp, pooling_window=1.0)(speech, word_times=True)
+        assert windows == whole and len(whole.words) > 3
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8, 9])
+@pytest.mark.parametrize("frames", [1, 5, 8, 9, 12, 31, 64])
+def test_windows_cover_each_frame_once_and_well_inside(window, frames):
+    windows = overlapping_windows(frames, window)
+    used = [t for _, (start, stop) in windows for t in range(start, stop)]
+    assert used == list(range(frames))
+    for (first, last), (start, stop) in windows:
+        assert last - first == min(window, frames)
+        assert 0 <= first <= start < stop <= last <= frames
+        margin = (window - window // 2) // 2
+        assert first == 0 or start - first >= margin
+        assert last == frames or last - stop >= margin
+
+
+def test_beam_search_is_espnets(exp_with_decoder):
+    speech = noise(1)
+    theirs = Speech2Text(
+        exp_with_decoder / "config.yaml",
+        exp_with_decoder / "valid.cer_ctc.ave.pth",
+        beam_size=3,
+        ctc_weight=0.3,
+    )
+    ((text, *_), *_), _ = theirs(speech)
+    transcriber = build(exp_with_decoder, beam_size=3)
+    done = []
+    assert transcriber(speech, progress=done.append).text == text.strip()
+    assert text.strip() and sum(done) == pytest.approx(1)
+    with pytest.raises(ValueError, match="beam_size 1"):
+        transcriber(speech, word_times=True)
+
+
+def test_progress_adds_up(exp_with_decoder):
+    for options in ({}, {"pooling_window": 1.0}):
+        done = []
+        build(exp_with_decoder, **options)(noise(3), progress=done.append)
+        assert len(done) >= 2 and sum(done) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype, exp):
+    speech = noise(3)
+    half = build(exp, dtype=dtype)(speech).text
+    whole = build(exp)(speech).text
+    assert len(half) == pytest.approx(len(whole), rel=0.2)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 300, 900])
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_too_short_a_recording_is_empty(samples, beam_size, exp_with_decoder, caplog):
+    transcriber = build(exp_with_decoder, beam_size=beam_size)
+    transcript = transcriber(noise(1)[:samples], word_times=beam_size == 1)
+    assert transcript.text == "" and not transcript.words
+    assert "too short" in caplog.text
+
+
+def test_volume_is_normalised_as_in_training(exp, tmp_path):
+    options = {"speech_volume_normalize": 0.5, "normalize": None}
+    loud = build(make_experiment(tmp_path / "exp", **options))
+    assert loud(0.1 * noise(2)) == loud(noise(2))
+    assert loud(np.zeros(FS, dtype="float32")) is not None
+
+
+def test_unfit_models_and_options_are_named(exp, tmp_path):
+    conformer = {"attention_heads": 2, "output_size": 16, "linear_units": 16}
+    for options, words in (
+        ({"encoder": "conformer", "encoder_conf": conformer}, "ConformerEncoder"),
+        (DECODER | {"model_conf": {"ctc_weight": 0.0}}, "no CTC output"),
+    ):
+        name = "-".join(words.split())
+        model = make_experiment(tmp_path / name, **options)
+        with pytest.raises(ValueError, match=words):
+            build(model)
+    with pytest.raises(ValueError, match="no decoder"):
+        build(exp, beam_size=2)
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        build(exp, dtype="int8")
+    with pytest.raises(ValueError, match="pooling_window must be positive"):
+        build(exp, pooling_window=0.0)
