@@ -28,8 +28,27 @@ def collapse(path: torch.Tensor, silent: Collection[int]) -> list[Span]:
     return [Span(*span) for span in spans[~is_silent].tolist()]
 
 
+def part_at_pauses(spans: Sequence[Span], space: int, pause: float) -> list[Span]:
+    """Put a space where nothing was said for longer than a pause.
+
+    A model of characters learns to write a space between two words of an utterance,
+    but not between two utterances.
+
+    Args:
+        spans: Tokens.
+        space: Token between two words.
+        pause: Frames between two tokens of a word at most.
+    """
+    parted: list[Span] = []
+    for span in spans:
+        if parted and span.start - parted[-1].end > pause:
+            parted.append(Span(space, parted[-1].end, span.start))
+        parted.append(span)
+    return parted
+
+
 def group_words(
-    tokens: Sequence[str], token_type: str, space_symbol: str = "<space>"
+    tokens: Sequence[str], token_type: str, space_symbol: str
 ) -> list[list[int]]:
     """Find the words that tokens spell.
 

@@ -12,13 +12,16 @@ from typeguard import typechecked
 
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.inference.ctc import Span, collapse, group_words
+from espnet_fastformer.inference.ctc import Span, collapse, group_words, part_at_pauses
 from espnet_fastformer.inference.features import extract_features, normalize_features
 from espnet_fastformer.inference.transcript import Transcript, Word
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Output frames that meet the vocabulary at once.
 _FRAMES_AT_ONCE = 4096
+_SPACE = "<space>"
+# Seconds of blank that no word contains.
+_PAUSE = 0.5
 
 
 class Transcriber:
@@ -77,6 +80,9 @@ class Transcriber:
 
         args = self.speech2text.asr_train_args
         self._token_type = args.token_type
+        self._space = None
+        if self._token_type == "char" and _SPACE in self.model.token_list:
+            self._space = self.model.token_list.index(_SPACE)
         self._volume = getattr(args, "speech_volume_normalize", None)
         #: Sampling rate in Hz.
         self.fs = humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
@@ -206,8 +212,11 @@ class Transcriber:
     def _spell(self, spans: list[Span], word_times: bool) -> Transcript:
         ids2tokens = self.speech2text.converter.ids2tokens
         tokens2text = self.speech2text.tokenizer.tokens2text
+        if self._space is not None:
+            pause = _PAUSE / (self._stride * self._seconds_per_feature)
+            spans = part_at_pauses(spans, self._space, pause)
         tokens = ids2tokens([span.token for span in spans])
-        text = tokens2text(tokens).strip()
+        text = " ".join(tokens2text(tokens).split())
         if not word_times:
             return Transcript(text)
         words = [
@@ -216,7 +225,7 @@ class Transcriber:
                 self._seconds(spans[indices[0]].start),
                 self._seconds(spans[indices[-1]].end),
             )
-            for indices in group_words(tokens, self._token_type)
+            for indices in group_words(tokens, self._token_type, _SPACE)
         ]
         return Transcript(text, [word for word in words if word.word])
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet_fastformer.inference.ctc import Span, collapse, group_words
+from espnet_fastformer.inference.ctc import Span, collapse, group_words, part_at_pauses
 
 
 @given(st.lists(st.integers(0, 4), max_size=50))
@@ -25,6 +25,18 @@ def test_a_blank_parts_the_same_token():
     assert spans == [Span(2, 1, 3), Span(2, 4, 5), Span(3, 5, 6)]
 
 
+def test_a_pause_ends_a_word():
+    spans = [Span(2, 1, 3), Span(3, 7, 8), Span(4, 13, 14), Span(1, 30, 31)]
+    assert part_at_pauses(spans, 1, 4) == [
+        *spans[:2],
+        Span(1, 8, 13),
+        spans[2],
+        Span(1, 14, 30),
+        spans[3],
+    ]
+    assert part_at_pauses([], 1, 4) == []
+
+
 @pytest.mark.parametrize(
     "token_type, tokens, words",
     [
@@ -37,9 +49,9 @@ def test_a_blank_parts_the_same_token():
     ],
 )
 def test_words(token_type, tokens, words):
-    assert group_words(tokens.split(), token_type) == words
+    assert group_words(tokens.split(), token_type, "<space>") == words
 
 
 def test_token_type_without_words_is_named():
     with pytest.raises(ValueError, match="token_type phn"):
-        group_words(["A"], "phn")
+        group_words(["A"], "phn", "<space>")

@@ -5,6 +5,7 @@ from espnet2.bin.asr_inference import Speech2Text
 
 from espnet_fastformer.encoder import input_layer
 from espnet_fastformer.inference import features
+from espnet_fastformer.inference import transcriber as module
 from espnet_fastformer.inference.experiment import find_model_file
 from espnet_fastformer.inference.transcriber import Transcriber, overlapping_windows
 from tests.inference.models import make_experiment, noise
@@ -63,16 +64,23 @@ def test_pieces_say_what_the_whole_says(input_layer_name, tmp_path, monkeypatch)
 
     monkeypatch.setattr(features, "FRAMES_AT_ONCE", 70)
     monkeypatch.setattr(input_layer, "FRAMES_AT_ONCE", 50)
-    assert transcriber(speech).text == text.strip()
+    monkeypatch.setattr(module, "_PAUSE", 6)
+    assert transcriber(speech).text == " ".join(text.split())
+
+
+def test_a_pause_ends_a_word(exp, monkeypatch):
+    speech = noise(3)
+    words = build(exp)(speech).text.split()
+    monkeypatch.setattr(module, "_PAUSE", 0.0)
+    more = build(exp)(speech).text.split()
+    assert len(more) > len(words) and "".join(more) == "".join(words)
 
 
 def test_words_have_the_times_of_their_frames(exp):
     transcriber = build(exp)
     speech = noise(6)
     transcript = transcriber(speech, word_times=True)
-    assert " ".join(w.word for w in transcript.words) == " ".join(
-        transcript.text.split()
-    )
+    assert " ".join(w.word for w in transcript.words) == transcript.text
     starts = [w.start for w in transcript.words]
     ends = [w.end for w in transcript.words]
     assert all(start < end for start, end in zip(starts, ends, strict=True))
