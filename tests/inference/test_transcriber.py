@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from espnet2.bin.asr_inference import Speech2Text
 
@@ -46,9 +47,13 @@ def exp_with_decoder(tmp_path_factory):
     return make_experiment(path, conditioning, **DECODER)
 
 
-@pytest.mark.parametrize("input_layer_name", ["conv1d3", "conv2d", "linear"])
-def test_pieces_say_what_the_whole_says(input_layer_name, tmp_path, monkeypatch):
-    exp = make_experiment(tmp_path / "exp", {"input_layer": input_layer_name})
+@pytest.mark.parametrize(
+    "encoder, subsampling",
+    [("fastformer", "conv1d3"), ("fastformer", "conv2d"), ("aft", "linear")],
+)
+def test_pieces_say_what_the_whole_says(encoder, subsampling, tmp_path, monkeypatch):
+    conf = {"input_layer": subsampling}
+    exp = make_experiment(tmp_path / "exp", conf, encoder=encoder)
     transcriber = build(exp)
     speech = noise(6)
     model = transcriber.model
@@ -89,6 +94,41 @@ def test_words_have_the_times_of_their_frames(exp):
     # conv1d3 sees 7 frames of 10 ms, of which the middle 3 are its own.
     frames = (np.array(starts + ends) - 0.02) / 0.03
     np.testing.assert_allclose(frames, frames.round(), atol=1e-6)
+
+
+def test_word_pieces(tmp_path):
+    letters = "ABCDEFGHIJ"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(
+            [f"{a}{b}{c} {c}{a}" for a in letters for b in letters for c in letters]
+        ),
+        model_prefix=str(tmp_path / "bpe"),
+        vocab_size=40,
+        model_type="bpe",
+        minloglevel=2,
+    )
+    bpemodel = str(tmp_path / "bpe.model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=bpemodel)
+    learned = [pieces.id_to_piece(i) for i in range(3, 40)]
+    transcriber = build(
+        make_experiment(
+            tmp_path / "exp",
+            token_type="bpe",
+            bpemodel=bpemodel,
+            token_list=["<blank>", "<unk>", *learned, "<sos/eos>"],
+        )
+    )
+    transcript = transcriber(noise(4), word_times=True)
+    assert "▁" not in transcript.text and len(transcript.words) > 3
+    assert " ".join(w.word for w in transcript.words) == transcript.text
+
+
+def test_sampling_rate_is_the_frontends(tmp_path):
+    frontend = {"fs": "8k", "n_fft": 256, "hop_length": 80, "n_mels": 20}
+    transcriber = build(make_experiment(tmp_path / "exp", frontend_conf=frontend))
+    assert transcriber.fs == 8000
+    words = transcriber(noise(2), word_times=True).words
+    assert 3 < words[-1].end <= 4
 
 
 def test_times_follow_the_sound(exp_without_far_influence):
