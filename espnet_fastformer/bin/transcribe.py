@@ -169,11 +169,13 @@ def _check_options(
     if args.beam_size < 1:
         parser.error(f"--beam_size must be at least 1: {args.beam_size}")
     if args.beam_size > 1:
-        for option in ("word_times", "pooling_window"):
-            if getattr(args, option):
-                parser.error(f"--{option} needs greedy search: --beam_size 1")
-        if args.format == "srt":
-            parser.error("--format srt needs greedy search: --beam_size 1")
+        greedy = {
+            "--word_times": args.word_times,
+            "--pooling_window": args.pooling_window is not None,
+            "--format srt": args.format == "srt",
+        }
+        for option in (name for name, is_given in greedy.items() if is_given):
+            parser.error(f"{option} needs greedy search: --beam_size 1")
     if args.output_dir is None:
         if args.format == "srt" and len(args.audio) > 1:
             parser.error("--format srt needs --output_dir for more than one file")
@@ -198,7 +200,7 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
     if args.ngpu == 1 and not has_gpu:
         parser.error("--ngpu 1: PyTorch finds no GPU")
     try:
-        return Transcriber(
+        transcriber = Transcriber(
             args.asr_train_config or args.exp / CONFIG,
             args.asr_model_file or find_model_file(args.exp),
             device="cuda" if has_gpu and args.ngpu != 0 else "cpu",
@@ -207,6 +209,8 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
             beam_size=args.beam_size,
             ctc_weight=args.ctc_weight,
         )
+        if args.word_times or args.format == "srt":
+            transcriber.check_word_times()
     except OSError as error:
         parser.error(
             f"{error} (ESPnet's config.yaml names files as they were seen from "
@@ -214,6 +218,7 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
         )
     except ValueError as error:
         parser.error(str(error))
+    return transcriber
 
 
 def _write(path: Path, content: str) -> None:

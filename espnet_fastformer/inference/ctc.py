@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+#: Types of tokens that tell where a word begins.
+WORDED = ("char", "bpe", "word")
+
 
 class Span(NamedTuple):
     """A token and the output frames from ``start`` to before ``end`` that it holds."""
@@ -54,20 +57,12 @@ def group_words(
 
     Args:
         tokens: Tokens of ESPnet's ``token_list``.
-        token_type: ``char``, ``bpe`` or ``word``.
+        token_type: One of ``WORDED``.
         space_symbol: Token between two words of ``char``.
 
     Returns:
         Indices of the tokens of each word.
-
-    Raises:
-        ValueError: If the tokens do not tell where a word begins.
     """
-    if token_type not in ("char", "bpe", "word"):
-        raise ValueError(
-            f"words have no times with token_type {token_type}, only with char, bpe "
-            "and word"
-        )
 
     def starts_word(token: str) -> bool:
         if token_type == "bpe":

@@ -12,7 +12,13 @@ from typeguard import typechecked
 
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.inference.ctc import Span, collapse, group_words, part_at_pauses
+from espnet_fastformer.inference.ctc import (
+    WORDED,
+    Span,
+    collapse,
+    group_words,
+    part_at_pauses,
+)
 from espnet_fastformer.inference.features import extract_features, normalize_features
 from espnet_fastformer.inference.transcript import Transcript, Word
 
@@ -98,6 +104,10 @@ class Transcriber:
             )
         if model.frontend is None or model.postencoder is not None:
             raise ValueError("a model needs a frontend, and must have no postencoder")
+        if self.speech2text.tokenizer is None:
+            raise ValueError("the config names no token_type, or no bpemodel")
+        # ESPnet opens the bpemodel only when it is needed.
+        self.speech2text.tokenizer.tokens2text([])
         if self.beam_size == 1 and model.ctc is None:
             raise ValueError(
                 "the model has no CTC output (ctc_weight: 0.0), so that greedy search "
@@ -109,12 +119,22 @@ class Transcriber:
                 "decodes its CTC output"
             )
 
+    def check_word_times(self):
+        """Raise ValueError if this model, or its search, gives no word times."""
+        if self.beam_size > 1:
+            raise ValueError("word times need greedy search: beam_size 1")
+        if self._token_type not in WORDED:
+            raise ValueError(
+                f"word times need token_type {', '.join(WORDED)}, but the model has "
+                f"{self._token_type}"
+            )
+
     @torch.no_grad()
     def __call__(
         self,
         speech: np.ndarray,
         word_times: bool = False,
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[float], object] = lambda share: None,
     ) -> Transcript:
         """Transcribe a recording.
 
@@ -131,8 +151,8 @@ class Transcriber:
         Raises:
             ValueError: If ``word_times`` cannot be had.
         """
-        if word_times and self.beam_size > 1:
-            raise ValueError("word times need greedy search: beam_size 1")
+        if word_times:
+            self.check_word_times()
         if self._volume is not None and speech.any():
             speech = speech * np.float32(self._volume / np.abs(speech).max())
         samples = torch.from_numpy(speech).to(self.device)
@@ -167,7 +187,7 @@ class Transcriber:
         return Transcript(results[0][0].strip())
 
     def _encode(
-        self, feats: torch.Tensor, progress: Callable[[float], None]
+        self, feats: torch.Tensor, progress: Callable[[float], object]
     ) -> torch.Tensor:
         """Run the encoder over all frames, or over windows of them.
 
@@ -188,10 +208,11 @@ class Transcriber:
             window = max(round(self.pooling_window / seconds_per_frame), 1)
         windows = overlapping_windows(frames, window)
         share = 1 / (len(windows) * len(encoder.encoders))
-        hooks = [
-            block.register_forward_hook(lambda *_: progress(share))
-            for block in encoder.encoders
-        ]
+
+        def report(*_) -> None:  # What a hook returns would replace the output.
+            progress(share)
+
+        hooks = [block.register_forward_hook(report) for block in encoder.encoders]
         parts = []
         try:
             for (first, last), (start, stop) in windows:

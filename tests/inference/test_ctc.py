@@ -50,8 +50,3 @@ def test_a_pause_ends_a_word():
 )
 def test_words(token_type, tokens, words):
     assert group_words(tokens.split(), token_type, "<space>") == words
-
-
-def test_token_type_without_words_is_named():
-    with pytest.raises(ValueError, match="token_type phn"):
-        group_words(["A"], "phn", "<space>")

@@ -190,11 +190,17 @@ def test_beam_search_is_espnets(exp_with_decoder):
         transcriber(speech, word_times=True)
 
 
-def test_progress_adds_up(exp_with_decoder):
-    for options in ({}, {"pooling_window": 1.0}):
-        done = []
-        build(exp_with_decoder, **options)(noise(3), progress=done.append)
-        assert len(done) >= 2 and sum(done) == pytest.approx(1)
+@pytest.mark.parametrize("window", [None, 1.0])
+def test_progress_adds_up(window, exp_with_decoder):
+    done = []
+
+    def report(share):
+        done.append(share)
+        return True  # As a progress bar does that was drawn anew.
+
+    transcriber = build(exp_with_decoder, pooling_window=window)
+    assert transcriber(noise(3), progress=report) == transcriber(noise(3))
+    assert len(done) >= 2 and sum(done) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -223,6 +229,12 @@ def test_volume_is_normalised_as_in_training(exp, tmp_path):
 
 def test_unfit_models_and_options_are_named(exp, tmp_path):
     conformer = {"attention_heads": 2, "output_size": 16, "linear_units": 16}
+    with pytest.raises(ValueError, match="word times need token_type .* has phn"):
+        phonemes = make_experiment(tmp_path / "phn", token_type="phn")
+        build(phonemes).check_word_times()
+    with pytest.raises(OSError, match="missing.model"):
+        make_experiment(tmp_path / "bpe", token_type="bpe", bpemodel="missing.model")
+        build(tmp_path / "bpe")
     for options, words in (
         ({"encoder": "conformer", "encoder_conf": conformer}, "ConformerEncoder"),
         (DECODER | {"model_conf": {"ctc_weight": 0.0}}, "no CTC output"),
