@@ -130,7 +130,7 @@ def main(cmd: Sequence[str] | None = None) -> int:
     transcriber = _load_model(parser, args)
     status = 0
     durations = [duration(path) for path in args.audio]
-    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    bar_format = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(total=sum(durations), bar_format=bar_format, disable=None) as bar:
         for path, output, seconds in zip(args.audio, outputs, durations, strict=True):
             bar.set_description(Path(path).name)
@@ -140,11 +140,13 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 bar.write(f"cannot read {error}", file=sys.stderr)
                 status = 1
                 continue
-            transcript = transcriber(
-                speech,
-                word_times=args.word_times or args.format == "srt",
-                progress=lambda share, seconds=seconds: bar.update(share * seconds),
-            )
+
+            def advance(share: float, seconds: float = seconds) -> None:
+                # The shares may add up to a little more than all.
+                bar.update(min(share * seconds, bar.total - bar.n))
+
+            word_times = args.word_times or args.format == "srt"
+            transcript = transcriber(speech, word_times, advance)
             content = FORMATS[args.format](path, transcript)
             if output is not None:
                 try:
