@@ -1,0 +1,142 @@
+"""Every command from end to end, at sizes at which its numbers mean nothing."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import document, encoders, gpu, layers, targets
+from benchmarks.results import Report, duration
+
+QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]
+
+
+def read_table(text: str) -> list[list[str]]:
+    """The cells of the first table, all rows of equal length."""
+    lines = text[text.index("|") :].partition("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert set(rows[1]) == {"---"}
+    assert len({len(row) for row in rows}) == 1
+    return [rows[0], *rows[2:]]
+
+
+def test_layers(tmp_path, capsys):
+    layers.main(
+        [
+            *QUICK,
+            *("--lengths", "0.4", "--modes", "inference"),
+            *("--competitors", "espnet-fast_selfattn", "fastformer", "aft-full-plain"),
+            *("--output", str(tmp_path / "layers")),
+        ]
+    )
+    header, *rows = read_table(capsys.readouterr().out)
+    assert header[0] == "what"
+    assert len(rows) == 3 * 2
+    report = Report.load(tmp_path / "layers.json")
+    assert [r.name for r in report.results] == [row[0] for row in rows]
+    assert read_table((tmp_path / "layers.md").read_text()) == [header, *rows]
+    for name in ("processor", "threads", "torch", "espnet", "espnet-fastformer"):
+        assert report.machine[name]
+    for result in report.results:
+        # ESPnet's module knows no bfloat16.
+        is_known = (result.name, result.dtype) == ("espnet-fast_selfattn", "bfloat16")
+        assert (result.failure is not None) == is_known, result.failure
+
+
+def test_encoders_and_their_document(tmp_path):
+    encoders.main(
+        [
+            *QUICK,
+            *("--lengths", "0.3", "0.6", "--num_blocks", "1", "--dtypes", "float32"),
+            *("--competitors", "e_branchformer-rel_selfattn", "aft-simple"),
+            *("--output", str(tmp_path / "encoders")),
+        ]
+    )
+    report = Report.load(tmp_path / "encoders.json")
+    assert [(r.name, r.mode, r.audio) for r in report.results] == [
+        (name, mode, audio)
+        for mode in ("inference", "training")
+        for audio in (0.3, 0.6)
+        for name in ("e_branchformer-rel_selfattn", "aft-simple")
+    ]
+    assert all(result.failure is None for result in report.results)
+
+    report.results[-1].failure = "out of memory"
+    report.save(tmp_path / "encoders")
+    page = tmp_path / "docs" / "benchmarks.md"
+    page.parent.mkdir()
+    page.write_text(f"Before\n{document.MARKS[0]}\nold\n{document.MARKS[1]}\nAfter\n")
+    for _ in range(2):
+        document.main([str(tmp_path / "encoders.json"), "--page", str(page)])
+    text = page.read_text()
+    assert text.startswith("Before\n") and text.endswith("After\n")
+    assert "old" not in text
+    assert text.count("## Encoders") == 1
+    header, first, *_ = read_table(text.partition("### training")[0])
+    assert header == ["", "0.3 s", "0.6 s"]
+    assert first[0] == "e_branchformer-rel_selfattn"
+    assert duration(report.results[0].median) in first[1]
+    assert "out of memory" in text.partition("### training")[2]
+    for quantity in ("time", "memory"):
+        image = page.parent / "images" / f"encoders_{quantity}.png"
+        assert f"(images/{image.name})" in text
+        assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_document_names_what_is_wrong(tmp_path, capsys):
+    page = tmp_path / "benchmarks.md"
+    page.write_text("No marks")
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"title": "Other"}))
+    with pytest.raises(SystemExit):
+        document.main([str(path), "--page", str(page)])
+    assert f"{page} lacks" in capsys.readouterr().err
+    page.write_text("\n".join(document.MARKS))
+    with pytest.raises(SystemExit):
+        document.main([str(path), "--page", str(page)])
+    assert f"{path} is not the JSON of a benchmark" in capsys.readouterr().err
+
+
+def test_targets(tmp_path):
+    targets.main(
+        [
+            *QUICK,
+            *("--groups", "full_against_plain", "encoders_against_espnet"),
+            *("--shrink", "200", "--num_blocks", "1"),
+            *("--output", str(tmp_path / "targets")),
+        ]
+    )
+    header, *rows = read_table((tmp_path / "targets.md").read_text())
+    assert tuple(header) == targets.COLUMNS
+    assert all(row[3][0].isdigit() for row in rows), rows
+    assert {row[4] for row in rows} <= {"yes", "no", targets.EXEMPT}
+    assert {row[1] for row in rows} >= {
+        "aft-full-plain",
+        targets.REL_SELFATTN,
+        targets.FAST_SELFATTN,
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_says_that_it_needs_one():
+    with pytest.raises(SystemExit, match="needs a GPU"):
+        gpu.main([])
+
+
+def test_gpu(tmp_path):
+    gpu.main(
+        [
+            *QUICK,
+            *("--parts", "exactness", "speed", "--num_blocks", "1"),
+            *("--competitors", gpu.BASELINE, "fastformer", "aft-conv"),
+            *("--lengths", "0.3", "--training_audio", "0.3", "--minutes", "60"),
+            *("--output", str(tmp_path / "gpu")),
+        ]
+    )
+    header, *rows = read_table((tmp_path / "gpu.md").read_text())
+    assert tuple(header) == gpu.COLUMNS
+    exactness = [row for row in rows if row[0] == "exactness"]
+    assert len(exactness) == 2 * 2 * 2
+    assert all(row[4].endswith("ok") for row in exactness)
+    speed = [row for row in rows if row[0] in ("training", "inference")]
+    assert [row[1] for row in speed] == 2 * [gpu.BASELINE, "fastformer", "aft-conv"]
