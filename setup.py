@@ -44,17 +44,9 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.12",
-    install_requires=[
-        "espnet>=202611",
-        "humanfriendly",
-        "numpy",
-        "PyYAML",
-        "soundfile",
-        "soxr",
-        "torch",
-        "tqdm",
-        "typeguard",
-    ],
+    # What the command line needs beside these (soundfile, soxr, tqdm, ...) is what
+    # ESPnet needs.
+    install_requires=["espnet>=202611", "torch", "typeguard"],
     entry_points={
         "console_scripts": ["espnet-fastformer = espnet_fastformer.bin.main:main"]
     },
