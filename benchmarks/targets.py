@@ -1,7 +1,7 @@
 """The ratios that this project wants to keep, measured in one run.
 
-Every ratio is one of medians of competitors that took turns. Takes about ten minutes on
-two cores, and 14 GB for the plain form of AFT-full.
+Every ratio is one of medians of competitors that took turns. Meant for two cores and
+24 GB: the plain form of AFT-full takes more than half of that.
 """
 
 import math
