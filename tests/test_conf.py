@@ -64,7 +64,12 @@ def test_conf_covers_both_families():
     assert variants == {"fastformer"} | aft_types | {
         f"{prefix}{encoder}{suffix}"
         for encoder in ENCODERS
-        for prefix, suffix in (("ctc_", ""), ("transducer_", ""), ("", "_small"))
+        for prefix, suffix in (
+            ("ctc_", ""),
+            ("transducer_", ""),
+            ("", "_small"),
+            ("ctc_", "_small"),
+        )
     }
 
 

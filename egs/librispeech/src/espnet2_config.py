@@ -52,7 +52,7 @@ TRAINER_OPTIONS = {
     "grad_clip": "gradient_clip_val",
     "max_epoch": "max_epochs",
 }
-# Read one by one in training_config().
+# Read one by one in convert_training().
 OTHER_OPTIONS = {
     "batch_bins",
     "batch_size",
@@ -140,7 +140,7 @@ def parse_asr_config(
     return args
 
 
-def training_config(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
+def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
     """Turn ESPnet2's training options into an ESPnet3 training config.
 
     Args:
@@ -212,7 +212,7 @@ def training_config(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
     }
 
 
-def inference_config(path: str | Path) -> dict[str, Any]:
+def convert_inference(path: str | Path) -> dict[str, Any]:
     """Turn a decoding config of ESPnet2 into an ESPnet3 inference config.
 
     Args:

@@ -53,23 +53,13 @@ class LibriSpeechSystem(ASRSystem):
         _write_characters(text, directory / "tokens.txt")
 
     def collect_stats(self, *args, **kwargs) -> None:
-        """Collect the mean and variance of the features and all lengths."""
+        """Collect the mean and variance of the features, and all lengths."""
         self._reject_stage_args("collect_stats", args, kwargs)
         config = self.training_config
-        stats_dir = Path(config.stats_dir)
-        token_type = config.tokenizer.model_type
-        settings = {
-            "dataset": config.dataset,
-            "tokenizer": config.tokenizer,
-            "frontend": {
-                key: config.model.get(key)
-                for key in ("frontend", "frontend_conf", "input_size")
-            },
-        }
-        subsets = [stats_dir / "train", stats_dir / "valid"]
-        _discard_outdated(stats_dir, subsets, settings)
-        if all((subset / f"text_shape.{token_type}").is_file() for subset in subsets):
+        subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
+        if all((subset / "token_shape").is_file() for subset in subsets):
             return
+        _unlock(subsets)
         collect_stats_module.CollectStatsRunner = StatsRunner
         # ESPnet3 removes the normalization from the config, which training needs.
         self.training_config = copy.deepcopy(config)
@@ -81,7 +71,7 @@ class LibriSpeechSystem(ASRSystem):
         for subset in subsets:
             # As in asr.sh: `numel` batches count a one-hot vector a token.
             shapes = (subset / "text_shape").read_text().splitlines()
-            (subset / f"text_shape.{token_type}").write_text(
+            (subset / "token_shape").write_text(
                 "".join(f"{shape},{num_tokens}\n" for shape in shapes)
             )
 
@@ -100,13 +90,20 @@ class LibriSpeechSystem(ASRSystem):
         checkpoint = Path(config.model.asr_model_file)
         if not checkpoint.is_file():
             raise FileNotFoundError(f"{checkpoint}: run the stage train first")
-        settings = {
-            "config": copy.deepcopy(config),
-            "checkpoint_mtime_ns": checkpoint.stat().st_mtime_ns,
-        }
         directory = Path(config.inference_dir)
         subsets = [directory / test.name for test in config.dataset.test]
-        _discard_outdated(directory, subsets, settings)
+        made_from = {
+            "config": config,
+            "checkpoint_mtime_ns": checkpoint.stat().st_mtime_ns,
+        }
+        text = OmegaConf.to_yaml(OmegaConf.create(made_from), resolve=True)
+        record = directory / "made_from.yaml"
+        if not record.is_file() or record.read_text(encoding="utf-8") != text:
+            for subset in subsets:
+                shutil.rmtree(subset, ignore_errors=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        record.write_text(text, encoding="utf-8")
+        _unlock(subsets)
         super().infer()
 
     def measure(self, *args, **kwargs) -> dict:
@@ -143,17 +140,11 @@ class LibriSpeechSystem(ASRSystem):
         return bundle
 
 
-def _discard_outdated(directory: Path, outputs: Iterable[Path], settings: dict) -> None:
-    """Delete outputs that other settings made, and the locks of killed runs."""
-    record = directory / "settings.yaml"
-    text = OmegaConf.to_yaml(OmegaConf.create(settings), resolve=True)
-    for output in outputs:
-        if not record.is_file() or record.read_text(encoding="utf-8") != text:
-            shutil.rmtree(output, ignore_errors=True)
-        for lock in output.glob("**/lock"):
+def _unlock(directories: Iterable[Path]) -> None:
+    """Remove what keeps ESPnet3 from going on with the work of a killed run."""
+    for directory in directories:
+        for lock in directory.glob("**/lock"):
             lock.unlink()
-    directory.mkdir(parents=True, exist_ok=True)
-    record.write_text(text, encoding="utf-8")
 
 
 def _write_characters(text: Path, tokens: Path) -> None:

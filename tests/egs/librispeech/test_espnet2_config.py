@@ -29,7 +29,7 @@ def convert(espnet2_config, tmp_path):
         path = tmp_path / "train.yaml"
         path.write_text(yaml.safe_dump(config))
         args = espnet2_config.parse_asr_config(path, options)
-        return espnet2_config.training_config(args, on_gpu=False)
+        return espnet2_config.convert_training(args, on_gpu=False)
 
     return convert
 
@@ -40,10 +40,12 @@ def convert(espnet2_config, tmp_path):
 def test_every_config_is_converted(espnet2_config, path):
     espnet2 = yaml.safe_load(path.read_text())
     args = espnet2_config.parse_asr_config(path)
-    config = espnet2_config.training_config(args, on_gpu=False)
+    config = espnet2_config.convert_training(args, on_gpu=False)
     for key in ("encoder", "encoder_conf", "decoder", "model_conf", "specaug_conf"):
         assert config["model"].get(key) == espnet2.get(key)
-    assert config["model"]["normalize"] == "global_mvn"
+    # ESPnet's default is left out.
+    normalize = config["model"].get("normalize", "utterance_mvn")
+    assert normalize == espnet2.get("normalize", "global_mvn")
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = instantiate(config["optimizer"], [parameter])
     assert optimizer.defaults["lr"] == espnet2["optim_conf"]["lr"]
@@ -130,10 +132,10 @@ def test_option_that_espnet2_has_not_is_named(convert, capsys):
 def test_decoding_config(espnet2_config, tmp_path):
     path = tmp_path / "decode.yaml"
     path.write_text("beam_size: 5\nctc_weight: 0.4\nbatch_size: 8\n")
-    assert espnet2_config.inference_config(path) == {
+    assert espnet2_config.convert_inference(path) == {
         "model": {"beam_size": 5, "ctc_weight": 0.4},
         "batch_size": 8,
     }
     path.write_text("beamsize: 5\n")
     with pytest.raises(ValueError, match="beamsize in .*decode.yaml"):
-        espnet2_config.inference_config(path)
+        espnet2_config.convert_inference(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from espnet3.publication.inference_model import InferenceModel
+from omegaconf import OmegaConf
 
 from .conftest import RECIPE_DIR
 
@@ -62,9 +63,9 @@ use_amp: true
 optim: adam
 optim_conf:
     lr: 0.001
-scheduler: warmuplr
+scheduler: steplr
 scheduler_conf:
-    warmup_steps: 5
+    step_size: 2
 """
 
 
@@ -171,6 +172,8 @@ def test_all_stages(an4_recipe, an4_corpus):
     assert sum(len(text.split()) for text in texts) == int(
         read_table(results, "WER")[f"decode_short/{an4_corpus.test}"][1]
     )
+    espnet3 = OmegaConf.load(exp_dir / "config.yaml")
+    assert espnet3.optimizer == {"_target_": "torch.optim.adam.Adam", "lr": 0.001}
     assert (exp_dir / "training_curves.png").stat().st_size
     assert list((exp_dir / "tensorboard").glob("**/events.*"))
 

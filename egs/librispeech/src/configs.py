@@ -1,0 +1,249 @@
+"""The ESPnet3 configs that the stages run with."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from espnet3.components.data.dataset_module import load_dataset_module
+from espnet3.utils.config_utils import load_and_merge_config
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+
+from .espnet2_config import convert_inference, convert_training
+
+SUBSETS = ("train", "valid", "test")
+# Options that let a training go on rather than make another one of it.
+CONTINUING = re.compile(r"--(max_epoch|num_workers|log_interval)[= ]\S+ ?")
+
+
+def make_configs(
+    options: argparse.Namespace,
+    args: argparse.Namespace,
+    overrides: Sequence[str],
+    recipe_dir: Path,
+) -> dict[str, DictConfig]:
+    """Make the config of every role.
+
+    Args:
+        options: Options of run.py.
+        args: Those of ESPnet2.
+        overrides: The latter as far as the command line gives them.
+        recipe_dir: Directory of run.py.
+
+    Returns:
+        The configs ``training``, ``inference``, ``metrics`` and ``publication``. They
+        are also written to ``EXP_DIR/conf``.
+
+    Raises:
+        ValueError: The corpus is not there, or an option that it needs.
+    """
+    corpus = _Corpus(options, recipe_dir)
+    tokens = options.token_type
+    if tokens == "bpe":
+        tokens += str(options.nbpe)
+    exp_tag = options.exp_tag or _exp_tag(options, corpus.name, tokens, overrides)
+    exp_dir = (options.exp_dir or recipe_dir / "exp" / exp_tag).absolute()
+    everywhere = {
+        "recipe_dir": str(recipe_dir),
+        "source_dir": str(corpus.source_dir),
+        "data_dir": str(corpus.data_dir),
+        "exp_tag": exp_tag,
+        "exp_dir": str(exp_dir),
+    }
+    decoded = {
+        **everywhere,
+        "inference_dir": str(exp_dir / options.inference_config.stem),
+    }
+    training = OmegaConf.merge(everywhere, _training(options, args, corpus, tokens))
+    monitor = training.best_model_criterion[0][0].replace("/", ".")
+    search = convert_inference(options.inference_config)
+    search["model"]["asr_model_file"] = str(exp_dir / f"{monitor}.ave.pth")
+    test = corpus.datasets("test", with_utt_id=True)
+    # ESPnet3 decodes on a GPU if it sees one.
+    device = {} if training.trainer.accelerator == "gpu" else {"device": "cpu"}
+    needed = {"stats": f"{training.stats_dir}/train/feats_stats.npz"}
+    for name, file in {"tokens": "tokens.txt", "bpemodel": "bpe.model"}.items():
+        if name == "tokens" or options.token_type == "bpe":
+            needed[name] = f"{training.tokenizer.save_path}/{file}"
+    configs = {
+        "training": training,
+        "inference": {**decoded, **device, **search, "dataset": {"test": test}},
+        "metrics": {**decoded, "dataset": {"test": test}},
+        "publication": {**decoded, "pack_model": {"files": needed}},
+    }
+    return {
+        role: _complete(role, OmegaConf.create(config), options, exp_dir, recipe_dir)
+        for role, config in configs.items()
+    }
+
+
+class _Corpus:
+    """Where the corpus is, what it is called and which subsets of it are used."""
+
+    def __init__(self, options: argparse.Namespace, recipe_dir: Path) -> None:
+        made_here = load_dataset_module(recipe_dir=recipe_dir).CORPORA
+        given = {role: getattr(options, f"{role}_subsets") for role in SUBSETS}
+        self.conf = options.corpus_conf
+        if options.corpus in made_here:
+            self.made_here = options.corpus
+            self.source_dir = options.download_dir.absolute() / options.corpus
+            default = made_here[options.corpus].splits
+            self.subsets = {role: given[role] or default[role] for role in SUBSETS}
+        else:
+            self.made_here = None
+            self.source_dir = Path(options.corpus).expanduser().absolute()
+            default = None
+            self.subsets = given
+            self._check(options.corpus, made_here)
+        self.name = self.source_dir.name.lower()
+        if self.subsets != default or self.conf:
+            # Two corpora may have one name, and one corpus many sets to train on.
+            identity = (str(self.source_dir), given["train"], given["valid"])
+            self.name += "-" + _digest(
+                (*identity, self.conf) if self.conf else identity
+            )
+        self.data_dir = options.data_dir.absolute() / self.name
+
+    def _check(self, name: str, made_here: Sequence[str]) -> None:
+        if not self.source_dir.is_dir():
+            raise ValueError(
+                f"--corpus {name}: no such directory, and not one of "
+                f"{', '.join(made_here)}"
+            )
+        missing = [f"--{role}_subsets" for role in SUBSETS if not self.subsets[role]]
+        if missing:
+            raise ValueError(f"--corpus {name} needs {', '.join(missing)}")
+        if self.conf:
+            raise ValueError(f"--corpus_conf is not for a corpus of your own: {name}")
+
+    def datasets(self, role: str, **args: Any) -> list[dict[str, Any]]:
+        """Return what ESPnet3 makes the datasets of ``role`` from."""
+        args |= {"source_dir": str(self.source_dir), "data_dir": str(self.data_dir)}
+        return [
+            {"name": subset, "data_src_args": {"split": subset, **args}}
+            for subset in self.subsets[role]
+        ]
+
+
+def _training(
+    options: argparse.Namespace, args: argparse.Namespace, corpus: _Corpus, tokens: str
+) -> DictConfig:
+    ngpu = options.ngpu
+    if ngpu is None:
+        ngpu = min(1, torch.cuda.device_count())
+    config = convert_training(args, on_gpu=ngpu > 0)
+    dataset = {role: corpus.datasets(role) for role in ("train", "valid")}
+    frontend = [
+        config["model"].get(key) for key in ("frontend", "frontend_conf", "input_size")
+    ]
+    tokenizer_dir = corpus.data_dir / "token_list" / tokens
+    # Neither the encoder nor its training changes what is counted here.
+    stats = _digest((dataset, corpus.conf, tokens, frontend))
+    stats_dir = corpus.data_dir / f"stats_{tokens}_{stats}"
+
+    if config["model"].get("normalize") == "global_mvn":
+        file = {"stats_file": str(stats_dir / "train" / "feats_stats.npz")}
+        conf = config["model"].get("normalize_conf", {})
+        config["model"]["normalize_conf"] = {**file, **conf}
+    preprocessor = {}
+    if options.token_type == "bpe":
+        preprocessor["bpemodel"] = str(tokenizer_dir / "bpe.model")
+    if options.speed_perturb_factors:
+        preprocessor |= _speed_perturbation(options.speed_perturb_factors)
+    trainer = {"accelerator": "gpu" if ngpu else "cpu"}
+    if options.max_hours:
+        trainer["max_time"] = _days_to_seconds(options.max_hours)
+    return OmegaConf.merge(
+        config,
+        {
+            "stats_dir": str(stats_dir),
+            "num_device": ngpu or 1,
+            "num_nodes": options.num_nodes,
+            "create_dataset": {
+                "splits": sorted({s for role in SUBSETS for s in corpus.subsets[role]}),
+                "corpus": corpus.made_here,
+                "corpus_conf": corpus.conf,
+                "skip_broken_utterances": options.skip_broken_utterances,
+            },
+            "dataset": {**dataset, "preprocessor": preprocessor},
+            "tokenizer": {
+                "model_type": options.token_type,
+                "vocab_size": options.nbpe,
+                "save_path": str(tokenizer_dir),
+                "text_builder": {"splits": corpus.subsets["train"]},
+            },
+            "trainer": trainer,
+        },
+    )
+
+
+def _exp_tag(
+    options: argparse.Namespace, corpus: str, tokens: str, overrides: Sequence[str]
+) -> str:
+    """Name the experiment as asr.sh does, after all that makes it what it is."""
+    changes = CONTINUING.sub("", " ".join(overrides)).replace("--", "_")
+    changes = re.sub(r"[^\w.,-]", "", changes)
+    perturbed = "_sp" if options.speed_perturb_factors else ""
+    return f"{options.asr_config.stem}_{corpus}_{tokens}{changes}{perturbed}"
+
+
+def _speed_perturbation(factors: Sequence[float]) -> dict[str, Any]:
+    changed = [factor for factor in factors if factor != 1.0]
+    return {
+        "data_aug_effects": [
+            [1.0, "speed_perturb", {"factor": factor}] for factor in changed
+        ],
+        "data_aug_prob": len(changed) / len(factors),
+    }
+
+
+def _days_to_seconds(hours: float) -> str:
+    """Write a time as Lightning reads it: DD:HH:MM:SS."""
+    time = timedelta(hours=hours)
+    minutes, seconds = divmod(time.seconds, 60)
+    return f"{time.days:02}:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:6]
+
+
+def _complete(
+    role: str,
+    config: DictConfig,
+    options: argparse.Namespace,
+    exp_dir: Path,
+    recipe_dir: Path,
+) -> DictConfig:
+    """Lay a config over the recipe's and that over ESPnet3's default."""
+    name = options.inference_config.stem if role == "inference" else role
+    path = exp_dir / "conf" / f"{name}.yaml"
+    recipe_config = OmegaConf.load(recipe_dir / "conf" / f"{role}.yaml")
+    _write(OmegaConf.to_yaml(OmegaConf.merge(recipe_config, config)), path)
+    complete = load_and_merge_config(
+        path,
+        config_name=f"{role}.yaml",
+        default_package="egs3.TEMPLATE.esp2_asr",
+        resolve=False,
+    )
+    if role == "training":
+        # Options of ESPnet3's default ones would be left in them by a merge.
+        complete.optimizer = config.optimizer
+        complete.scheduler = config.scheduler
+    OmegaConf.resolve(complete)
+    return complete
+
+
+def _write(text: str, path: Path) -> None:
+    """Replace a file at once: other ranks read and write it at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{rank_zero_only.rank}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
