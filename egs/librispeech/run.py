@@ -1,4 +1,4 @@
-"""Train and score a recognizer on LibriSpeech, or on anything in its layout.
+r"""Train and score a recognizer on LibriSpeech, or on anything in its layout.
 
 The model and its training come from an ESPnet2 config, the rest of the options from
 the command line. Every option of ``espnet2.bin.asr_train`` is accepted too and goes
