@@ -102,6 +102,41 @@ class AFT(torch.nn.Module):
         """
         raise NotImplementedError
 
+    def attention_weights(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return what the frames weigh by their keys alone, without position bias.
+
+        The arguments are those of :meth:`forward`.
+
+        Returns:
+            ``key_weights``: softmax of the keys over time (B, K, T) in at least
+            float32. They sum to one over the real frames and are zero on padding.
+        """
+        key = self.linear_k(key)
+        with torch.autocast(key.device.type, enabled=False):
+            dtype = torch.promote_types(key.dtype, torch.float32)
+            weights = key_weights(key.to(dtype), mask)
+            return {"key_weights": divide(weights, weights.sum(1, keepdim=True)).mT}
+
+    def position_bias_matrix(
+        self, frames: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor | None:
+        """Return the position bias w of all pairs of positions, for looking inside.
+
+        Args:
+            frames: Number of frames T.
+            dtype: That of the result.
+
+        Returns:
+            (1, T, T), or (H, T, T) with a filter a head; None where there is none.
+        """
+        return None
+
     def espnet_initialization_fn(self):
         """Initialise the position biases, after ESPnet's ``init:`` overwrote them."""
 
@@ -184,10 +219,7 @@ class AFTFull(AFT):
         """See :meth:`AFT.pool`."""
         frames = value.size(1)
         near = min(frames, self.max_len)
-        if isinstance(self.position_bias, FactorizedBias):
-            bias = self.position_bias(near, value.dtype)
-        else:
-            bias = self.position_bias[:near, :near].to(value.dtype)
+        bias = self._bias(near, value.dtype)
 
         # The pairs without a bias share one weight, exp(0), in each row.
         sums = weighted_values(key_weights, value)  # (B, T, 2D)
@@ -199,6 +231,19 @@ class AFTFull(AFT):
             unbiased = sums[:, :near].sum(1, keepdim=True) + rest
             pooled = torch.cat([pooled, unbiased.expand(-1, frames - near, -1)], dim=1)
         return divide(*pooled.chunk(2, dim=-1))
+
+    def _bias(self, positions: int, dtype: torch.dtype) -> torch.Tensor:
+        if isinstance(self.position_bias, FactorizedBias):
+            return self.position_bias(positions, dtype)
+        return self.position_bias[:positions, :positions].to(dtype)
+
+    def position_bias_matrix(
+        self, frames: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """See :meth:`AFT.position_bias_matrix`."""
+        near = min(frames, self.max_len)
+        bias = self._bias(near, dtype)
+        return F.pad(bias, (0, frames - near, 0, frames - near)).unsqueeze(0)
 
 
 class AFTLocal(AFT):
@@ -261,6 +306,15 @@ class AFTLocal(AFT):
         pooled = blocks.weighted_sum(bias, sums).squeeze(1)
         return divide(*pooled.chunk(2, dim=-1))
 
+    def position_bias_matrix(
+        self, frames: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """See :meth:`AFT.position_bias_matrix`."""
+        if isinstance(self.position_bias, FactorizedBias):
+            bias = self.position_bias(frames, dtype)
+            return bias.tril(self.radius).triu(-self.radius).unsqueeze(0)
+        return matrix_of_offsets(self.position_bias.to(dtype)[None], frames)
+
 
 class AFTConv(AFT):
     """AFT with a bias by offset and one key a head (section 3.4), linear in time.
@@ -315,18 +369,26 @@ class AFTConv(AFT):
     def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See :meth:`AFT.pool`."""
         batch, frames, heads = key_weights.shape
-        weight = self.filter_weight.to(value.dtype)
-        normalized = F.layer_norm(weight, weight.shape[-1:], eps=1e-12)
-        filters = self.filter_scale.to(value.dtype) * normalized
-        filters = filters + self.filter_shift.to(value.dtype)  # (H, K)
-
         value = value.view(batch, frames, heads, -1).transpose(1, 2)
         key_weights = key_weights.transpose(1, 2).unsqueeze(-1)
         sums = weighted_values(key_weights, value)  # (B, H, T, D / H + 1)
         blocks = Blocks(frames, self.radius)
-        pooled = blocks.weighted_sum(blocks.band_of_offsets(filters), sums)
+        bias = blocks.band_of_offsets(self._filters(value.dtype))
+        pooled = blocks.weighted_sum(bias, sums)
         pooled = divide(pooled[..., :-1], pooled[..., -1:])
         return pooled.transpose(1, 2).flatten(2)
+
+    def _filters(self, dtype: torch.dtype) -> torch.Tensor:
+        weight = self.filter_weight.to(dtype)
+        normalized = F.layer_norm(weight, weight.shape[-1:], eps=1e-12)
+        filters = self.filter_scale.to(dtype) * normalized
+        return filters + self.filter_shift.to(dtype)  # (H, K)
+
+    def position_bias_matrix(
+        self, frames: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """See :meth:`AFT.position_bias_matrix`."""
+        return matrix_of_offsets(self._filters(dtype), frames)
 
 
 class FactorizedBias(torch.nn.Module):
@@ -482,6 +544,20 @@ def exp_bias(bias: torch.Tensor, has_rest: bool) -> tuple[torch.Tensor, torch.Te
     if has_rest:
         top = top.clamp(min=0.0)
     return torch.exp(bias - top + _CENTRE), torch.exp(_CENTRE - top)
+
+
+def matrix_of_offsets(bias: torch.Tensor, frames: int) -> torch.Tensor:
+    """Lay out a bias by offset over all pairs of frames.
+
+    Args:
+        bias: (H, 2 * radius + 1), entry j for t' - t = j - radius.
+        frames: Number of frames T.
+
+    Returns:
+        (H, T, T), zero outside the band.
+    """
+    missing = frames - 1 - bias.size(-1) // 2  # Negative where the band is wider.
+    return F.pad(bias, (missing, missing)).unfold(-1, frames, 1).flip(-2)
 
 
 def weighted_values(key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -105,6 +105,39 @@ class FastSelfAttention(ESPnetFastSelfAttention):
                 query_mean * self._project_heads(pooled, key, key_bias, padding)
             )
 
+    def attention_weights(
+        self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return what the frames weigh in both sums over time, without dropout.
+
+        Takes three more products of size T x D x D, so it is for looking inside.
+
+        Args:
+            xs_pad: As in :meth:`forward`.
+            mask: As in :meth:`forward`.
+
+        Returns:
+            ``alpha`` and ``beta``, each (B, H, T) in at least float32. They sum to one
+            over the real frames and are zero on padding.
+        """
+        with torch.autocast(xs_pad.device.type, enabled=False):
+            x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
+            padding = None if mask is None else mask.eq(0)
+
+            def weights(frames: torch.Tensor, linear: torch.nn.Module) -> torch.Tensor:
+                scores = F.linear(frames, *affine(linear, x)).mT
+                return softmax_over_time(
+                    self.attention_head_size**-0.5 * scores, padding
+                )
+
+            query = F.linear(x, *affine(self.query, x))
+            key = F.linear(x, *affine(self.key, x))
+            alpha = weights(query, self.query_att)
+            heads = query.unflatten(2, (self.num_attention_heads, -1))
+            query_mean = torch.einsum("bht,bthd->bhd", alpha, heads).flatten(1)
+            beta = weights(key * query_mean.unsqueeze(1), self.key_att)
+        return {"alpha": alpha, "beta": beta}
+
     def _project_heads(
         self,
         pooled: torch.Tensor,
