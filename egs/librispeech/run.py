@@ -130,6 +130,13 @@ def get_parser() -> argparse.ArgumentParser:
         type=int,
         help="GPUs a node (default: one if there is one, else the CPU)",
     )
+    group.add_argument(
+        "--nproc",
+        type=int,
+        default=1,
+        help="processes a node that train on the CPU together, each on its share of "
+        "every batch (default: 1)",
+    )
     group.add_argument("--num_nodes", type=int, default=1, help="default: 1")
     group.add_argument(
         "--max_hours", type=float, help="stop training after this time, however far"
@@ -178,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         # Lightning starts this command once more for every other GPU.
         stages = [stage for stage in stages if stage == "train"]
-    _quieten_console()
+    _quieten_console(logging.INFO if rank_zero_only.rank == 0 else logging.WARNING)
     system = LibriSpeechSystem(**{f"{role}_config": configs[role] for role in configs})
     run_stages(system=system, stages_to_run=stages, log=configure_logging())
 
@@ -191,7 +198,7 @@ def _default_search(args: argparse.Namespace) -> str:
     return "asr"
 
 
-def _quieten_console() -> None:
+def _quieten_console(level: int) -> None:
     """Leave the progress in sight; ESPnet3 logs everything to files as well."""
 
     def is_progress(record: logging.LogRecord) -> bool:
@@ -200,6 +207,7 @@ def _quieten_console() -> None:
         return record.getMessage().startswith(("=== [", "epoch_summary"))
 
     console = logging.StreamHandler()
+    console.setLevel(level)
     console.addFilter(is_progress)
     logging.basicConfig(
         format="%(asctime)s %(message)s", handlers=[console], force=True

@@ -1,13 +1,57 @@
-"""What is done at the end of a training."""
+"""What is done at the start of a training and of its epochs, and at its end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.callbacks.default_callbacks import AverageCheckpointsCallback
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from .report import plot_training_curves
+
+
+class SeedEpochs(Callback):
+    """Seed every epoch by itself.
+
+    Checkpoints hold no state of random number generators. So a training that goes on
+    from one draws the same numbers as one that was never stopped. Each process draws
+    its own.
+
+    Args:
+        seed: Seed of the training.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Seed Python's, NumPy's and PyTorch's generators."""
+        key = (self.seed, trainer.current_epoch, trainer.global_rank)
+        (seed,) = np.random.SeedSequence(key).generate_state(1)
+        set_all_random_seed(int(seed))
+
+
+class ForgetLostCheckpoints(Callback):
+    """Strike from the list of best checkpoints those that are gone.
+
+    A run that was stopped after a new best checkpoint had taken the place of another
+    one, but before it was on record in ``last.ckpt``, goes on with the old list, whose
+    average ESPnet3 could not compute.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the files of every list."""
+        for callback in trainer.callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                best = callback.best_k_models
+                lost = [path for path in best if not Path(path).is_file()]
+                for path in trainer.strategy.broadcast(lost):
+                    del best[path]
 
 
 class FinishTraining(Callback):

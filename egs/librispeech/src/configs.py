@@ -138,6 +138,8 @@ def _training(
     ngpu = options.ngpu
     if ngpu is None:
         ngpu = min(1, torch.cuda.device_count())
+    if ngpu and options.nproc > 1:
+        raise ValueError("--nproc is for training on a CPU: give --ngpu 0 too")
     config = convert_training(args, on_gpu=ngpu > 0)
     dataset = {role: corpus.datasets(role) for role in ("train", "valid")}
     frontend = [
@@ -158,13 +160,16 @@ def _training(
     if options.speed_perturb_factors:
         preprocessor |= _speed_perturbation(options.speed_perturb_factors)
     trainer = {"accelerator": "gpu" if ngpu else "cpu"}
+    num_device = ngpu or options.nproc
+    if num_device * options.num_nodes == 1:
+        trainer["strategy"] = "auto"
     if options.max_hours:
         trainer["max_time"] = _days_to_seconds(options.max_hours)
     return OmegaConf.merge(
         config,
         {
             "stats_dir": str(stats_dir),
-            "num_device": ngpu or 1,
+            "num_device": num_device,
             "num_nodes": options.num_nodes,
             "create_dataset": {
                 "splits": sorted({s for role in SUBSETS for s in corpus.subsets[role]}),

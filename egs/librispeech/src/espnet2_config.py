@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from espnet2.bin.asr_inference import Speech2Text
@@ -52,6 +53,8 @@ TRAINER_OPTIONS = {
     "grad_clip": "gradient_clip_val",
     "max_epoch": "max_epochs",
 }
+# Options of encoders and decoders that skip layers or branches in training.
+SKIPPING_RATES = ("attn_branch_drop_rate", "layer_drop_rate", "stochastic_depth_rate")
 # Read one by one in convert_training().
 OTHER_OPTIONS = {
     "batch_bins",
@@ -161,7 +164,7 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
         if getattr(args, option) != defaults[option]
     }
     trainer = {name: getattr(args, option) for option, name in TRAINER_OPTIONS.items()}
-    if args.unused_parameters:
+    if args.unused_parameters or _skips_layers(args):
         trainer["strategy"] = "ddp_find_unused_parameters_true"
     if args.log_interval is not None:
         trainer["log_every_n_steps"] = args.log_interval
@@ -252,6 +255,18 @@ def mixed_precision(on_gpu: bool) -> str:
     cpu = getattr(torch.cpu, "get_capabilities", dict)()
     has_bf16 = cpu.get("avx512_bf16") or cpu.get("amx_bf16")
     return "bf16-mixed" if has_bf16 else "32-true"
+
+
+def _skips_layers(args: argparse.Namespace) -> bool:
+    """Tell whether a step may leave layers out, and so parameters without gradient.
+
+    Each process draws its own layers. Unless it is told, DDP takes it for an error.
+    """
+    return any(
+        np.any(conf.get(rate) or 0.0)
+        for conf in (args.encoder_conf, args.decoder_conf)
+        for rate in SKIPPING_RATES
+    )
 
 
 def _target(cls: type, conf: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from espnet2.bin.tokenize_text import tokenize
 from espnet3.components.data import collect_stats as collect_stats_module
+from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
 from omegaconf import OmegaConf
 
 from .inference import StatsRunner
+from .lightning_module import SharedBatchModule
 from .report import write_results
 from .tokenizer import gather_training_text
 
@@ -78,9 +80,10 @@ class LibriSpeechSystem(ASRSystem):
     def train(self, *args, **kwargs) -> None:
         """Train, from the last checkpoint if there is one."""
         self._reject_stage_args("train", args, kwargs)
-        last = self.exp_dir / "last.ckpt"
-        if last.exists():
-            self.training_config.fit = {"ckpt_path": str(last)}
+        checkpoint = _last_checkpoint(self.exp_dir)
+        if checkpoint is not None:
+            self.training_config.fit = {"ckpt_path": str(checkpoint)}
+        training_module.ESPnetLightningModule = SharedBatchModule
         super().train()
 
     def infer(self, *args, **kwargs) -> None:
@@ -138,6 +141,20 @@ class LibriSpeechSystem(ASRSystem):
         text = config.read_text(encoding="utf-8")
         config.write_text(text.replace("${recipe_dir}/", ""), encoding="utf-8")
         return bundle
+
+
+def _last_checkpoint(exp_dir: Path) -> Path | None:
+    """Return the checkpoint that training goes on from, if there is one.
+
+    Lightning writes a checkpoint, removes the one before, and then makes ``last.ckpt``
+    a link to the new one: a run that is stopped in between leaves no valid link.
+    """
+    last = exp_dir / "last.ckpt"
+    if last.exists():
+        return last
+    return max(
+        exp_dir.glob("step*.ckpt"), key=lambda path: path.stat().st_mtime, default=None
+    )
 
 
 def _unlock(directories: Iterable[Path]) -> None:
