@@ -21,6 +21,7 @@ from espnet_fastformer.encoder.input_layer import (
     subsample,
 )
 from espnet_fastformer.layers.depthwise_conv import replace_depthwise_convs
+from espnet_fastformer.layers.dropout import replace_dropouts
 
 # ESPnet's attentions that a mixer stands in for, and positions that only they can use.
 _ATTENTION_TYPES = ("selfattn", "rel_selfattn", "legacy_rel_selfattn", "fast_selfattn")
@@ -210,9 +211,9 @@ class LinearTimeEncoder(AbsEncoder):
             cgmlp_weight=cgmlp_weight,
             attn_branch_drop_rate=attn_branch_drop_rate,
         )
-        self.encoders = replace_depthwise_convs(
-            repeat(num_blocks, builder.build, layer_drop_rate)
-        )
+        self.encoders = repeat(num_blocks, builder.build, layer_drop_rate)
+        for part in (self.embed, self.encoders):
+            replace_dropouts(replace_depthwise_convs(part))
         self.after_norm = LayerNorm(output_size)
         self.layer_drop_rate = layer_drop_rate
 

