@@ -16,6 +16,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from espnet_fastformer.bin.model_options import (
+    add_model_options,
+    check_model_options,
+    explain,
+    find_model,
+)
 from espnet_fastformer.inference.formats import FORMATS, SUFFIXES
 
 
@@ -34,20 +40,7 @@ def get_parser() -> argparse.ArgumentParser:
         "rate; channels are mixed down",
     )
 
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--exp",
-        type=Path,
-        help="directory of an experiment of ESPnet2 or of the recipe, with config.yaml "
-        "and *.pth",
-    )
-    group.add_argument("--asr_train_config", type=Path, help="default: EXP/config.yaml")
-    group.add_argument(
-        "--asr_model_file",
-        type=Path,
-        help="default: the average over the best epochs in EXP, such as "
-        "valid.acc.ave.pth",
-    )
+    add_model_options(parser)
 
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -166,8 +159,7 @@ def _check_options(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> list[Path | None]:
     """Return the file to write for each of audio, None for standard output."""
-    if args.exp is None and None in (args.asr_train_config, args.asr_model_file):
-        parser.error("--exp is needed, or --asr_train_config and --asr_model_file")
+    check_model_options(parser, args)
     if args.beam_size < 1:
         parser.error(f"--beam_size must be at least 1: {args.beam_size}")
     if args.beam_size > 1:
@@ -195,7 +187,6 @@ def _check_options(
 def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
     import torch
 
-    from espnet_fastformer.inference.experiment import CONFIG, find_model_file
     from espnet_fastformer.inference.transcriber import Transcriber
 
     has_gpu = torch.cuda.is_available()
@@ -203,8 +194,7 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
         parser.error("--ngpu 1: PyTorch finds no GPU")
     try:
         transcriber = Transcriber(
-            args.asr_train_config or args.exp / CONFIG,
-            args.asr_model_file or find_model_file(args.exp),
+            *find_model(args),
             device="cuda" if has_gpu and args.ngpu != 0 else "cpu",
             dtype=args.dtype,
             pooling_window=args.pooling_window,
@@ -214,10 +204,7 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
         if args.word_times or args.format == "srt":
             transcriber.check_word_times()
     except OSError as error:
-        parser.error(
-            f"{error} (ESPnet's config.yaml names files as they were seen from "
-            "the directory that the training was started in)"
-        )
+        parser.error(explain(error))
     except ValueError as error:
         parser.error(str(error))
     return transcriber
