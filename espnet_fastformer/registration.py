@@ -43,6 +43,14 @@ REGISTRIES = {
     "espnet3.systems.esp2_asr.task": ("encoder_choices",),
 }
 
+# Where ESPnet defines its function of the name below, and where it was imported by
+# name if this package comes later.
+ATTENTIONS = "calculate_all_attentions"
+HOLDERS_OF_ATTENTIONS = (
+    "espnet2.main_funcs.calculate_all_attentions",
+    "espnet2.train.trainer",
+)
+
 _warned = set()
 
 
@@ -53,6 +61,8 @@ def register() -> None:
     import. A command-line parser that ESPnet built before knows the names of that
     time only. Calling this again is harmless.
 
+    ESPnet's attention plots learn to show the weights of these encoders alike.
+
     Nothing is raised: what cannot be registered (a name that another class holds, a
     class that a registry does not accept, a registry that this ESPnet does not have)
     is left as it is and logged, once, as a warning of the logger
@@ -60,10 +70,35 @@ def register() -> None:
     """
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    for module_name in REGISTRIES:
+    for module_name in (*HOLDERS_OF_ATTENTIONS, *REGISTRIES):
         if sys.modules.get(module_name) is not None:
-            # Waits for a thread that has not finished importing the task.
-            _register_in(import_module(module_name), module_name)
+            # Waits for a thread that has not finished importing the module.
+            _extend(import_module(module_name), module_name)
+
+
+def _extend(module, module_name: str) -> None:
+    if module_name in HOLDERS_OF_ATTENTIONS:
+        _extend_attentions(module)
+    else:
+        _register_in(module, module_name)
+
+
+def _extend_attentions(module) -> None:
+    try:
+        weights = import_module("espnet_fastformer.attention_weights")
+        original = getattr(module, ATTENTIONS)
+        setattr(module, ATTENTIONS, weights.extend_calculate_all_attentions(original))
+    except Exception as error:
+        _warn_once("could not extend ESPnet's attention plots", error)
+
+
+def qualified_name(name: str) -> str:
+    """Return the encoder's name with that of its package, known to ESPnet as well.
+
+    For models that go elsewhere: where the package is missing, ESPnet's message ends in
+    the name that it does not know.
+    """
+    return f"espnet-fastformer:{name}"
 
 
 def _register_in(task, module_name: str) -> None:
@@ -75,7 +110,9 @@ def _register_in(task, module_name: str) -> None:
             continue
         for registry_name in REGISTRIES[module_name]:
             try:
-                _add(getattr(task, registry_name), name, encoder)
+                registry = getattr(task, registry_name)
+                _add(registry, qualified_name(name), encoder)
+                _add(registry, name, encoder)
             except Exception as error:
                 _warn_once(
                     f"could not register the encoder {name!r} in "
@@ -112,14 +149,14 @@ def _warn_once(failure: str, error: Exception) -> None:
     logging.getLogger(__name__).warning(message)
 
 
-class _TaskFinder:
-    """Lets the other finders find an ESPnet task, and wraps the loader they give."""
+class _ExtendingFinder:
+    """Lets the other finders find a module, and wraps the loader they give."""
 
     def __init__(self):
         self._searching = set()
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname not in REGISTRIES:
+        if fullname not in REGISTRIES and fullname not in HOLDERS_OF_ATTENTIONS:
             return None
         # Another finder may in turn ask all finders, this one included.
         search = (get_ident(), fullname)
@@ -131,7 +168,7 @@ class _TaskFinder:
         finally:
             self._searching.discard(search)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _RegisteringLoader(spec)
+            spec.loader = _ExtendingLoader(spec)
         return spec
 
     def _find_elsewhere(self, fullname, path, target):
@@ -143,7 +180,7 @@ class _TaskFinder:
         return None
 
 
-class _RegisteringLoader:
+class _ExtendingLoader:
     """Stands in for a module's loader until it has run the module."""
 
     def __init__(self, spec):
@@ -160,7 +197,7 @@ class _RegisteringLoader:
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _register_in(module, self._spec.name)
+        _extend(module, self._spec.name)
 
 
-_finder = _TaskFinder()
+_finder = _ExtendingFinder()

@@ -61,8 +61,10 @@ import io
 import sys
 
 from espnet2.tasks.asr import ASRTask, encoder_choices
+from espnet2.train import trainer
 
 assert "espnet_fastformer" not in sys.modules
+assert not hasattr(trainer.calculate_all_attentions, "shows_mixers")
 with contextlib.redirect_stderr(io.StringIO()) as err:
     try:
         ASRTask.get_parser().parse_args(["--encoder", "fastformer"])
@@ -74,6 +76,7 @@ from espnet_fastformer import AFTEncoder, FastformerEncoder
 
 assert encoder_choices.get_class("aft") is AFTEncoder
 assert encoder_choices.get_class("fastformer") is FastformerEncoder
+assert trainer.calculate_all_attentions.shows_mixers
 ASRTask.get_parser().parse_args(["--encoder", "fastformer"])
 """
 
@@ -238,6 +241,11 @@ def test_own_command(installed):
     command = installed.path / "bin" / "espnet-fastformer"
     usage = installed.output(command, "transcribe", "--help")
     assert usage.startswith("usage: espnet-fastformer transcribe")
+
+
+def test_attention_plots(installed):
+    script = "import espnet2.train.trainer as t; print(t.calculate_all_attentions"
+    assert installed.output("-c", f"{script}.shows_mixers)") == "True\n"
 
 
 def test_turned_off_until_imported(installed):

@@ -15,6 +15,7 @@ import sys
 import threading
 
 import pytest
+import torch
 from espnet2.asr.encoder.transformer_encoder import TransformerEncoder
 
 import espnet_fastformer
@@ -42,16 +43,18 @@ def documented():
 def task_path(tmp_path, monkeypatch):
     """A folder on sys.path where `a_task` is a task with a registry to be extended."""
     monkeypatch.setitem(registration.REGISTRIES, "a_task", ("encoder_choices",))
+    monkeypatch.setattr(registration, "HOLDERS_OF_ATTENTIONS", ("a_trainer",))
     monkeypatch.setattr(registration, "_warned", set())
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.syspath_prepend(tmp_path)
     register()
     yield tmp_path
     sys.modules.pop("a_task", None)
+    sys.modules.pop("a_trainer", None)
 
 
-def write_task(folder, source=TASK):
-    (folder / "a_task.py").write_text(source)
+def write_task(folder, source=TASK, name="a_task"):
+    (folder / f"{name}.py").write_text(source)
     importlib.invalidate_caches()
 
 
@@ -256,3 +259,27 @@ def test_an_encoder_that_cannot_be_imported_is_named(task_path, caplog, monkeypa
         "espnet_fastformer could not import the encoder 'aft': "
         "ModuleNotFoundError: No module named 'no_such_module'"
     ]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_attention_plots_are_extended_once(task_path, is_late, caplog):
+    source = "def calculate_all_attentions(model, batch):\n    return {'espnet': [1]}\n"
+    write_task(task_path, source, "a_trainer")
+    if is_late:
+        sys.meta_path.remove(registration._finder)
+    trainer = importlib.import_module("a_trainer")
+    if is_late:
+        register()
+    extended = trainer.calculate_all_attentions
+    assert extended.shows_mixers
+    assert extended(torch.nn.Identity(), {}) == {"espnet": [1]}
+    register()
+    assert trainer.calculate_all_attentions is extended
+    assert messages(caplog) == []
+
+
+def test_a_trainer_without_attention_plots_is_imported_all_the_same(task_path, caplog):
+    write_task(task_path, "answer = 42\n", "a_trainer")
+    assert importlib.import_module("a_trainer").answer == 42
+    (message,) = messages(caplog)
+    assert "could not extend ESPnet's attention plots: AttributeError" in message
