@@ -98,6 +98,13 @@ def test_a_task_is_extended_right_after_its_import(task_path, caplog):
     assert messages(caplog) == []
 
 
+def test_names_that_say_the_package(task_path):
+    write_task(task_path)
+    classes = import_task().encoder_choices.classes
+    for name, encoder in OURS.items():
+        assert classes[f"espnet-fastformer:{name}"] is encoder
+
+
 def test_a_task_that_is_imported_already_is_extended_at_once(task_path):
     write_task(task_path)
     sys.meta_path.remove(registration._finder)
