@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.blocks import BlockBuilder
+from espnet_fastformer.encoder.checkpoint import report_mismatch
 from espnet_fastformer.encoder.input_layer import (
     SUBSAMPLING,
     build_input_layer,
@@ -235,6 +236,7 @@ class LinearTimeEncoder(AbsEncoder):
                 f"gradient_checkpoint_layers must lie between 0 and num_blocks = "
                 f"{num_blocks}: {self.gradient_checkpoint_layers}"
             )
+        self.register_load_state_dict_pre_hook(report_mismatch)
 
     def _check_attention_options(
         self, attention_layer_type: str | None, rel_pos_type: str
