@@ -4,7 +4,10 @@ import torch
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
+from espnet_fastformer.encoder.options import check_heads, check_odd, check_sizes
 from espnet_fastformer.layers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
+
+_BIASES = {"full": ("factorized", "dense"), "local": ("offset", "factorized")}
 
 
 class AFTEncoder(LinearTimeEncoder):
@@ -46,6 +49,7 @@ class AFTEncoder(LinearTimeEncoder):
             if aft_type == "simple":
                 return AFTSimple(size, dropout_rate)
             if aft_type == "conv":
+                check_heads(size, attention_heads)
                 return AFTConv(
                     size,
                     dropout_rate,
@@ -73,4 +77,16 @@ class AFTEncoder(LinearTimeEncoder):
                 f"aft_type must be full, local, simple or conv: {aft_type!r}"
             )
 
+        check_sizes(
+            aft_window_size=aft_window_size,
+            aft_bias_rank=aft_bias_rank,
+            aft_max_len=aft_max_len,
+        )
+        check_odd(aft_kernel_size=aft_kernel_size)
+        biases = _BIASES.get(aft_type, ())
+        if aft_bias is not None and aft_bias not in biases:
+            raise ValueError(
+                f"aft_bias must be {' or '.join(biases) or 'null'} with aft_type: "
+                f"{aft_type}, but is {aft_bias!r}"
+            )
         super().__init__(mixer, input_size, **encoder_conf)

@@ -20,6 +20,8 @@ from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward i
     PositionwiseFeedForward,
 )
 
+from espnet_fastformer.encoder.options import check_odd, check_rates
+
 MERGE_METHODS = ("concat", "learned_ave", "fixed_ave")
 BRANCHFORMER_OPTIONS = (
     "use_attn",
@@ -78,8 +80,11 @@ class BlockBuilder:
         self.build = builders[self.block_type]
 
         for name in ("cgmlp_conv_kernel", "merge_conv_kernel", "cnn_module_kernel"):
-            if getattr(self, name) % 2 == 0:
-                raise ValueError(f"{name} must be odd, but is {getattr(self, name)}")
+            check_odd(**{name: getattr(self, name)})
+        if self.cgmlp_linear_units % 2 != 0:
+            raise ValueError(
+                f"cgmlp_linear_units must be even, but is {self.cgmlp_linear_units}"
+            )
 
         if self.block_type != "branchformer":
             for name in BRANCHFORMER_OPTIONS:
@@ -187,14 +192,17 @@ class BlockBuilder:
         value = getattr(self, name)
         if value is None:
             value = default
-        if isinstance(value, (int, float)):
-            return [float(value)] * self.num_blocks
-        if len(value) != self.num_blocks:
+        values = [value] * self.num_blocks if isinstance(value, (int, float)) else value
+        if len(values) != self.num_blocks or not all(
+            isinstance(v, (int, float)) for v in values
+        ):
             raise ValueError(
                 f"{name} must be one number or num_blocks ({self.num_blocks}) of "
-                f"them, but has {len(value)}"
+                f"them, but is {value}"
             )
-        return [float(v) for v in value]
+        for v in values:
+            check_rates(**{name: v})
+        return [float(v) for v in values]
 
 
 class AttentionCall(torch.nn.Module):

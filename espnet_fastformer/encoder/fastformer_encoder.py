@@ -3,6 +3,7 @@
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
+from espnet_fastformer.encoder.options import check_heads
 from espnet_fastformer.layers.fastformer import FastSelfAttention
 
 
@@ -23,4 +24,12 @@ class FastformerEncoder(LinearTimeEncoder):
 
     @typechecked
     def __init__(self, input_size: int, **encoder_conf):
-        super().__init__(FastSelfAttention, input_size, **encoder_conf)
+        super().__init__(build_mixer, input_size, **encoder_conf)
+
+
+def build_mixer(
+    output_size: int, attention_heads: int, dropout_rate: float
+) -> FastSelfAttention:
+    """Build the additive attention of one block."""
+    check_heads(output_size, attention_heads)
+    return FastSelfAttention(output_size, attention_heads, dropout_rate)

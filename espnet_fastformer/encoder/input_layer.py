@@ -32,6 +32,8 @@ SUBSAMPLING = {
 # Features that are subsampled at once at inference, in frames: enough to be fast, and
 # few enough for the convolutions over them to stay small.
 FRAMES_AT_ONCE = 4096
+# What leaves one feature after two-dimensional subsampling.
+LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2d8": 15}
 
 POSITIONAL_ENCODING = {
     "abs_pos": PositionalEncoding,
@@ -41,6 +43,8 @@ POSITIONAL_ENCODING = {
 
 
 def build_positional_encoding(
+# A sine and a cosine each, and the groups of ESPnet's convolution over time.
+CHANNEL_UNITS = {"abs_pos": 2, "scaled_abs_pos": 2, "conv": 16}
     pos_enc_layer_type: str | None,
     output_size: int,
     dropout_rate: float,
@@ -55,7 +59,7 @@ def build_positional_encoding(
         max_len: Number of positions computed in advance.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, or the size does not fit.
     """
     if pos_enc_layer_type in (None, "none"):
         return torch.nn.Identity()
@@ -67,6 +71,12 @@ def build_positional_encoding(
     return POSITIONAL_ENCODING[pos_enc_layer_type](output_size, dropout_rate, max_len)
 
 
+    unit = CHANNEL_UNITS[pos_enc_layer_type]
+    if output_size % unit != 0:
+        raise ValueError(
+            f"output_size must be a multiple of {unit} with pos_enc_layer_type: "
+            f"{pos_enc_layer_type}, but is {output_size}"
+        )
 def build_input_layer(
     input_layer: str | None,
     input_size: int,
@@ -87,11 +97,17 @@ def build_input_layer(
         padding_idx: Token whose embedding is zero.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, or input size or token do not fit.
     """
     if input_layer in SUBSAMPLING:
         embed = SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
         # Two-dimensional convolutions are faster in this layout, most of all on a CPU.
+    least = LEAST_FEATURES.get(input_layer, 1)
+    if input_size < least:
+        raise ValueError(
+            f"input_layer: {input_layer} needs {least} features or more (frontend_conf:"
+            f" n_mels), but there are {input_size}"
+        )
         return embed.to(memory_format=torch.channels_last)
     if input_layer == "linear":
         return torch.nn.Sequential(
@@ -104,6 +120,11 @@ def build_input_layer(
         return torch.nn.Sequential(
             torch.nn.Embedding(input_size, output_size, padding_idx=padding_idx),
             pos_enc,
+        if not -input_size <= padding_idx < input_size:
+            raise ValueError(
+                f"padding_idx must be one of the {input_size} tokens, but is "
+                f"{padding_idx}"
+            )
         )
     if input_layer is None:
         if input_size == output_size:

@@ -21,6 +21,11 @@ from espnet_fastformer.encoder.input_layer import (
     check_lengths,
     subsample,
 )
+from espnet_fastformer.encoder.options import (
+    check_numbers,
+    check_rates,
+    check_sizes,
+)
 from espnet_fastformer.layers.depthwise_conv import replace_depthwise_convs
 from espnet_fastformer.layers.dropout import replace_dropouts
 
@@ -159,8 +164,20 @@ class LinearTimeEncoder(AbsEncoder):
         super().__init__()
         self._output_size = output_size
         self._check_attention_options(attention_layer_type, rel_pos_type)
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks must be at least 1, but is {num_blocks}")
+        check_sizes(
+            output_size=output_size,
+            attention_heads=attention_heads,
+            num_blocks=num_blocks,
+            cgmlp_linear_units=cgmlp_linear_units,
+            linear_units=linear_units,
+            max_pos_emb_len=max_pos_emb_len,
+        )
+        check_rates(
+            dropout_rate=dropout_rate,
+            positional_dropout_rate=positional_dropout_rate,
+            attention_dropout_rate=attention_dropout_rate,
+            layer_drop_rate=layer_drop_rate,
+        )
         if positionwise_layer_type != "linear":
             raise ValueError(
                 f"positionwise_layer_type must be linear: {positionwise_layer_type!r}"
@@ -180,6 +197,7 @@ class LinearTimeEncoder(AbsEncoder):
         self.conv_pos_enc = pos_enc if pos_enc_layer_type == "conv" else None
         # ESPnet's Branchformer takes features of its own size as they are.
         as_they_are = block_type == "branchformer" and input_layer is None
+        self.takes_tokens = input_layer == "embed"
         self.embed = build_input_layer(
             input_layer,
             input_size,
@@ -218,24 +236,18 @@ class LinearTimeEncoder(AbsEncoder):
         self.after_norm = LayerNorm(output_size)
         self.layer_drop_rate = layer_drop_rate
 
-        self.interctc_layer_idx = list(interctc_layer_idx or [])
-        if any(not 0 < index < num_blocks for index in self.interctc_layer_idx):
-            raise ValueError(
-                f"interctc_layer_idx must lie between 1 and num_blocks - 1 = "
-                f"{num_blocks - 1}: {self.interctc_layer_idx}"
-            )
+        self.interctc_layer_idx = check_numbers(
+            "interctc_layer_idx", interctc_layer_idx or [], 1, num_blocks - 1
+        )
         self.interctc_use_conditioning = interctc_use_conditioning
         # Set by ESPnet's model, as it maps from the vocabulary.
         self.conditioning_layer = None
         # As in ESPnet: Branchformers' blocks end in a norm of their own.
         self.normalize_interctc = block_type in ("conformer", "transformer")
 
-        self.gradient_checkpoint_layers = list(gradient_checkpoint_layers)
-        if any(not 0 <= i <= num_blocks for i in self.gradient_checkpoint_layers):
-            raise ValueError(
-                f"gradient_checkpoint_layers must lie between 0 and num_blocks = "
-                f"{num_blocks}: {self.gradient_checkpoint_layers}"
-            )
+        self.gradient_checkpoint_layers = check_numbers(
+            "gradient_checkpoint_layers", gradient_checkpoint_layers, 0, num_blocks
+        )
         self.register_load_state_dict_pre_hook(report_mismatch)
 
     def _check_attention_options(
@@ -287,8 +299,15 @@ class LinearTimeEncoder(AbsEncoder):
 
         Raises:
             TooShortUttError: If subsampling leaves no frame of an utterance.
-            ValueError: If conditioning lacks ``ctc``.
+            ValueError: If conditioning lacks ``ctc``, or tokens come in place of
+                features or features in place of tokens.
         """
+        if xs_pad.is_floating_point() == self.takes_tokens:
+            raise ValueError(
+                "input_layer: embed takes tokens, but the input is features"
+                if self.takes_tokens
+                else "the input is tokens, which input_layer: embed alone takes"
+            )
         check_lengths(self.embed, ilens)
         if masks is None:
             frames = torch.arange(xs_pad.size(1), device=xs_pad.device)
