@@ -29,22 +29,22 @@ SUBSAMPLING = {
     "conv2d6": Conv2dSubsampling6,
     "conv2d8": Conv2dSubsampling8,
 }
+# What leaves one feature after two-dimensional subsampling.
+LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2d8": 15}
 # Features that are subsampled at once at inference, in frames: enough to be fast, and
 # few enough for the convolutions over them to stay small.
 FRAMES_AT_ONCE = 4096
-# What leaves one feature after two-dimensional subsampling.
-LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2d8": 15}
 
 POSITIONAL_ENCODING = {
     "abs_pos": PositionalEncoding,
     "scaled_abs_pos": ScaledPositionalEncoding,
     "conv": ConvolutionalPositionalEmbedding,
 }
+# A sine and a cosine each, and the groups of ESPnet's convolution over time.
+CHANNEL_UNITS = {"abs_pos": 2, "scaled_abs_pos": 2, "conv": 16}
 
 
 def build_positional_encoding(
-# A sine and a cosine each, and the groups of ESPnet's convolution over time.
-CHANNEL_UNITS = {"abs_pos": 2, "scaled_abs_pos": 2, "conv": 16}
     pos_enc_layer_type: str | None,
     output_size: int,
     dropout_rate: float,
@@ -68,15 +68,15 @@ CHANNEL_UNITS = {"abs_pos": 2, "scaled_abs_pos": 2, "conv": 16}
             f"pos_enc_layer_type must be one of {', '.join(POSITIONAL_ENCODING)}, or "
             f"none: {pos_enc_layer_type!r}"
         )
-    return POSITIONAL_ENCODING[pos_enc_layer_type](output_size, dropout_rate, max_len)
-
-
     unit = CHANNEL_UNITS[pos_enc_layer_type]
     if output_size % unit != 0:
         raise ValueError(
             f"output_size must be a multiple of {unit} with pos_enc_layer_type: "
             f"{pos_enc_layer_type}, but is {output_size}"
         )
+    return POSITIONAL_ENCODING[pos_enc_layer_type](output_size, dropout_rate, max_len)
+
+
 def build_input_layer(
     input_layer: str | None,
     input_size: int,
@@ -99,15 +99,15 @@ def build_input_layer(
     Raises:
         ValueError: If the name is unknown, or input size or token do not fit.
     """
-    if input_layer in SUBSAMPLING:
-        embed = SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
-        # Two-dimensional convolutions are faster in this layout, most of all on a CPU.
     least = LEAST_FEATURES.get(input_layer, 1)
     if input_size < least:
         raise ValueError(
             f"input_layer: {input_layer} needs {least} features or more (frontend_conf:"
             f" n_mels), but there are {input_size}"
         )
+    if input_layer in SUBSAMPLING:
+        embed = SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
+        # Two-dimensional convolutions are faster in this layout, most of all on a CPU.
         return embed.to(memory_format=torch.channels_last)
     if input_layer == "linear":
         return torch.nn.Sequential(
@@ -117,14 +117,14 @@ def build_input_layer(
             pos_enc,
         )
     if input_layer == "embed":
-        return torch.nn.Sequential(
-            torch.nn.Embedding(input_size, output_size, padding_idx=padding_idx),
-            pos_enc,
         if not -input_size <= padding_idx < input_size:
             raise ValueError(
                 f"padding_idx must be one of the {input_size} tokens, but is "
                 f"{padding_idx}"
             )
+        return torch.nn.Sequential(
+            torch.nn.Embedding(input_size, output_size, padding_idx=padding_idx),
+            pos_enc,
         )
     if input_layer is None:
         if input_size == output_size:
