@@ -11,7 +11,7 @@ STARTUP_HOOK = "espnet_fastformer.pth"
 
 TRAIN = ["espnet[asr,train]>=202611"]
 RECIPE = [*TRAIN, "gdown>=6.4", "hibari-tts", "matplotlib", "soundfile"]
-TEST = [*RECIPE, "build", "hypothesis", "pytest", "ruff", "setuptools>=77"]
+TEST = [*RECIPE, "build", "hypothesis", "loralib", "pytest", "ruff", "setuptools>=77"]
 
 
 class BuildWithStartupHook(build_py):
