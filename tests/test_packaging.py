@@ -1,22 +1,42 @@
 """What pip installs, and what that does in fresh interpreters."""
 
-import hashlib
+import email
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, REGISTRIES
 from tests.environment import ROOT, Environment
 
 HOOK = "espnet_fastformer.pth"
+SOURCES = [
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "pyproject.toml",
+    HOOK,
+    "benchmarks",
+    "conf",
+    "docs",
+    "egs",
+    "espnet_fastformer",
+    "tests",
+    "tools",
+]
 NOT_AT_START_UP = ["torch", "espnet", "espnet2", "espnet3", "logging", "pathlib"]
 START_UP = f"""
 import json, sys
@@ -83,26 +103,46 @@ ASRTask.get_parser().parse_args(["--encoder", "fastformer"])
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of the sources: building writes into them."""
+    """A copy of the sources, among files that do not belong to them."""
     copy = tmp_path_factory.mktemp("source")
-    generated = shutil.ignore_patterns("data", "downloads", "exp", "__pycache__")
-    for entry in ROOT.iterdir():
-        if entry.suffix in (".py", ".toml", ".in", ".pth", ".md", ".cfg"):
-            shutil.copy(entry, copy)
-        elif entry.name in ("espnet_fastformer", "conf", "egs", "tests", "tools"):
-            shutil.copytree(entry, copy / entry.name, ignore=generated)
-    shutil.copy(ROOT / "LICENSE", copy)
-    for folder in ("data", "downloads", "exp"):
-        (copy / "egs" / "librispeech" / folder).mkdir()
-        (copy / "egs" / "librispeech" / folder / "large.txt").touch()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=generated)
+        else:
+            shutil.copy(ROOT / name, copy)
+    for folder in (
+        ".venv/bin",
+        "benchmarks/results",
+        "egs/librispeech/data",
+        "egs/librispeech/downloads",
+        "egs/librispeech/exp",
+        "espnet_fastformer/__pycache__",
+        "notes",
+    ):
+        (copy / folder).mkdir(parents=True)
+        (copy / folder / "generated.txt").touch()
+    (copy / "generated.py").touch()
     return copy
 
 
-def build(source: Path, out: Path, *args) -> None:
+def generated(directory: str, names: list[str]) -> set[str]:
+    """Tell which entries of a folder of this checkout git ignores."""
+    ignored = {"__pycache__"}
+    if directory == str(ROOT / "benchmarks"):
+        ignored |= {"results"}
+    if Path(directory).parent == ROOT / "egs":
+        ignored |= {"data", "downloads", "exp"}
+    return ignored.intersection(names)
+
+
+def build(source: Path, out: Path, *args, **options) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *args]
-    environment = {"SOURCE_DATE_EPOCH": "1767225600", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [*command, source], env=environment, capture_output=True, text=True
+        [*command, source],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        **options,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -160,48 +200,83 @@ def recorded(environment) -> set[str]:
     return {line.split(",")[0] for line in record.read_text().splitlines()}
 
 
-def package_files(root: Path) -> set[str]:
+def files(root: Path, *folders: str) -> set[str]:
     return {
         str(path.relative_to(root))
-        for path in (root / "espnet_fastformer").rglob("*.py")
+        for folder in folders
+        for path in (root / folder).rglob("*")
+        if path.is_file() and not path.name.startswith("generated.")
     }
 
 
 def test_wheel_holds_the_package_and_the_hook_and_nothing_else(source, wheel):
+    info = f"espnet_fastformer-{espnet_fastformer.__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
-        names = {n for n in archive.namelist() if ".dist-info/" not in n}
-        (license_file,) = [n for n in archive.namelist() if n.endswith("/LICENSE")]
-        (metadata,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
-        assert archive.read(license_file) == (ROOT / "LICENSE").read_bytes()
-        assert (
-            f"Version: {espnet_fastformer.__version__}\n"
-            in archive.read(metadata).decode()
+        assert sorted(archive.namelist()) == sorted(
+            [
+                HOOK,
+                *files(source, "espnet_fastformer"),
+                f"{info}/METADATA",
+                f"{info}/RECORD",
+                f"{info}/WHEEL",
+                f"{info}/entry_points.txt",
+                f"{info}/licenses/LICENSE",
+            ]
         )
-    assert names == {HOOK, *package_files(source)}
+        for name in (HOOK, *files(source, "espnet_fastformer")):
+            assert archive.read(name) == (source / name).read_bytes()
+        license_text = archive.read(f"{info}/licenses/LICENSE")
+        assert license_text == (ROOT / "LICENSE").read_bytes()
+        metadata = email.message_from_string(archive.read(f"{info}/METADATA").decode())
+    assert metadata["Name"] == "espnet-fastformer"
+    assert metadata["Version"] == espnet_fastformer.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text()
 
 
 def test_sdist_holds_all_sources_and_nothing_generated(source, distributions):
     (path,) = distributions.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        names = {n.partition("/")[2] for n in archive.getnames()}
-    for folder in ("espnet_fastformer", "conf", "egs", "tests", "tools"):
-        expected = {
-            str(file.relative_to(source))
-            for file in (source / folder).rglob("*")
-            if file.is_file() and file.name != "large.txt"
-        }
-        assert expected and expected <= names
-    assert {"setup.py", "pyproject.toml", "LICENSE", HOOK} <= names
-    assert not [n for n in names if n.endswith("large.txt")]
+        names = [m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()]
+    folders = [name for name in SOURCES if (source / name).is_dir()]
+    expected = {name for name in SOURCES if name not in folders}
+    expected |= files(source, *folders) | {"PKG-INFO"}
+    assert sorted(names) == sorted(expected)
 
 
-def test_wheels_are_reproducible(source, wheel, tmp_path):
-    build(source, tmp_path, "--wheel")
-    digests = {
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (wheel, tmp_path / wheel.name)
-    }
-    assert len(digests) == 1
+def test_builds_are_reproducible(source, distributions, tmp_path):
+    """Neither when nor where nor with what permissions is in the files."""
+    other = tmp_path / "other"
+    for path in sorted(source.rglob("*"), reverse=True):
+        if path.is_file():
+            copy = other / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+            copy.chmod(0o770 if os.access(path, os.X_OK) else 0o660)
+            os.utime(copy, (0, 1e9))
+    build(other, tmp_path / "dist", umask=0o027)
+    build(other, tmp_path / "direct", "--wheel")
+    built = {path.name: path.read_bytes() for path in distributions.iterdir()}
+    assert len(built) == 2
+    assert built == {p.name: p.read_bytes() for p in (tmp_path / "dist").iterdir()}
+    (wheel,) = (tmp_path / "direct").iterdir()
+    assert wheel.read_bytes() == built[wheel.name]
+
+
+def test_every_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {}
+    for line in (ROOT / "tools" / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            pin = Requirement(line)
+            (version,) = pin.specifier
+            assert version.operator == "=="
+            pinned[pin.name] = version.version
+    extras = project["optional-dependencies"].values()
+    for line in (*project["dependencies"], *itertools.chain(*extras)):
+        requirement = Requirement(line)
+        if requirement.name != "espnet-fastformer":
+            assert requirement.specifier.contains(pinned[requirement.name])
 
 
 def test_installed_from_a_wheel(installed):

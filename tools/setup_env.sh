@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes the project's virtual environment, or brings it up to date, and prints the
-# path of its Python.
+# path of its Python. Its packages have the versions of tools/constraints.txt, which
+# are known to work together.
 #
-# Usage: tools/setup_env.sh EXTRA   (train, recipe or test: see setup.py)
+# Usage: tools/setup_env.sh EXTRA   (train, recipe or test: see pyproject.toml)
 #
 # ESPNET_FASTFORMER_VENV  where the environment is (default: .venv in the repository)
 set -euo pipefail
@@ -61,8 +62,8 @@ find_python() {
 python=$venv/bin/python
 stamp=$venv/.espnet-fastformer-$extra
 state=$(cd "$root" && pwd &&
-    cat setup.py pyproject.toml espnet_fastformer.pth espnet_fastformer/__init__.py |
-    cksum)
+    cat pyproject.toml tools/constraints.txt espnet_fastformer.pth \
+        espnet_fastformer/__init__.py | cksum)
 
 if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ] || ! [ -x "$python" ]; then
     if ! "$python" -c pass 2>/dev/null; then
@@ -79,7 +80,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ] || ! [ -x "$python" ]; then
     fi
     log "installing espnet-fastformer[$extra]; the first time this brings PyTorch and" \
         "takes some minutes and 7 GB"
-    "$python" -m pip install --disable-pip-version-check --editable "$root[$extra]" >&2
+    "$python" -m pip install --disable-pip-version-check \
+        --constraint "$root/tools/constraints.txt" --editable "$root[$extra]" >&2
     echo "$state" >"$stamp"
 fi
 echo "$python"
