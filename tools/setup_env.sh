@@ -3,7 +3,7 @@
 # path of its Python. Its packages have the versions of tools/constraints.txt, which
 # are known to work together.
 #
-# Usage: tools/setup_env.sh EXTRA   (train, recipe or test: see pyproject.toml)
+# Usage: tools/setup_env.sh EXTRA   (train, recipe or test: see setup.py)
 #
 # ESPNET_FASTFORMER_VENV  where the environment is (default: .venv in the repository)
 set -euo pipefail
@@ -62,7 +62,7 @@ find_python() {
 python=$venv/bin/python
 stamp=$venv/.espnet-fastformer-$extra
 state=$(cd "$root" && pwd &&
-    cat pyproject.toml tools/constraints.txt espnet_fastformer.pth \
+    cat setup.py pyproject.toml tools/constraints.txt espnet_fastformer.pth \
         espnet_fastformer/__init__.py | cksum)
 
 if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ] || ! [ -x "$python" ]; then
