@@ -4,7 +4,10 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 
-COMMANDS = {"transcribe": "write down what is said in audio files of any length"}
+COMMANDS = {
+    "plot_attention": "draw what an encoder weighs in an audio file",
+    "transcribe": "write down what is said in audio files of any length",
+}
 
 
 def main(cmd: Sequence[str] | None = None) -> int:

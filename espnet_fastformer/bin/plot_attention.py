@@ -1,0 +1,88 @@
+"""Draw what the encoder of a model weighs in an audio file, under its spectrogram.
+
+    espnet-fastformer plot_attention --exp exp/asr_train talk.wav -o talk.png
+
+Of fastformer these are the weights of both sums over time (alpha and beta, by head), of
+aft the softmax of the keys over time (by channel, or by head) and the position bias.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from espnet_fastformer.bin.model_options import (
+    add_model_options,
+    check_model_options,
+    explain,
+    find_model,
+)
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Return the parser; options that ESPnet's commands have are named as there."""
+    parser = argparse.ArgumentParser(
+        prog="espnet-fastformer plot_attention",
+        usage="%(prog)s --exp EXP [options] audio",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("audio", help="file that soundfile reads, of any sampling rate")
+    add_model_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        help="picture to write: png, pdf, svg, ... (default: AUDIO.png in the working "
+        "directory)",
+    )
+    return parser
+
+
+def main(cmd: Sequence[str] | None = None) -> int:
+    """Draw the picture; return 1 if the audio or the picture fails, else 0."""
+    parser = get_parser()
+    args = parser.parse_args(cmd)
+    check_model_options(parser, args)
+    output = args.output or Path(Path(args.audio).stem + ".png")
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        parser.error("this needs matplotlib: pip install 'espnet-fastformer[plot]'")
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if output.suffix[1:].lower() not in formats:
+        parser.error(f"{output} must end in one of {', '.join(sorted(formats))}")
+
+    # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
+    import humanfriendly
+    from espnet2.tasks.asr import ASRTask
+
+    from espnet_fastformer.inference.audio import AudioError, read_audio
+    from espnet_fastformer.inference.inspection import inspect_recording
+    from espnet_fastformer.inference.inspection_figure import draw
+
+    try:
+        model, train_args = ASRTask.build_model_from_file(*find_model(args))
+    except OSError as error:
+        parser.error(explain(error))
+    except ValueError as error:
+        parser.error(str(error))
+    fs = humanfriendly.parse_size(str(train_args.frontend_conf.get("fs", 16000)))
+    try:
+        inspection = inspect_recording(model, read_audio(args.audio, fs), fs)
+        figure = draw(inspection, model.encoder, Path(args.audio).name)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output, dpi=120)
+    except AudioError as error:
+        print(f"cannot read {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"cannot write {output}: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A picture of what an encoder weighs in a recording. Needs matplotlib."""
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from espnet_fastformer.inference.inspection import Inspection
+from espnet_fastformer.layers.aft import AFT, AFTFull, AFTLocal, FactorizedBias
+
+# Positions of which a matrix of all pairs is shown.
+_POSITIONS = 1000
+_LABELS = {"alpha": "α", "beta": "β", "key_weights": "key weights"}
+
+
+def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure:
+    """Draw the weights of each block over time, under the spectrogram.
+
+    Beside the key weights of AFT stands its position bias: by offset where it is the
+    same everywhere, else of all pairs of positions.
+
+    Args:
+        inspection: What the encoder weighed.
+        encoder: The encoder.
+        title: Title of the picture.
+
+    Returns:
+        The picture.
+    """
+    # Channels need more room than heads.
+    heights = [2, *(2 if len(w) > 16 else 1 for w in inspection.weights.values())]
+    has_bias = any(
+        isinstance(module, AFT) and module.position_bias_matrix(1) is not None
+        for module in encoder.modules()
+    )
+    # A figure of its own, without pyplot, needs no display.
+    figure = Figure((14 if has_bias else 11, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(
+        len(heights),
+        2 if has_bias else 1,
+        height_ratios=heights,
+        width_ratios=[4, 1] if has_bias else [1],
+    )
+    top = figure.add_subplot(grid[0, 0])
+    _draw_image(top, inspection.features, inspection.feature_span, origin="lower")
+    top.set(title=title, ylabel="feature")
+
+    for row, (name, weights) in enumerate(inspection.weights.items(), start=1):
+        module, _, kind = name.rpartition(".")
+        mixer = encoder.get_submodule(module)
+        block = int(module.split(".")[1]) + 1
+        axis = figure.add_subplot(grid[row, 0], sharex=top)
+        image = _draw_image(
+            axis, weights, inspection.frame_span, norm=PowerNorm(0.5, vmin=0.0)
+        )
+        axis.tick_params(labelbottom=row == len(heights) - 1)
+        is_per_head = (
+            kind != "key_weights" or len(weights) < mixer.linear_q.out_features
+        )
+        axis.set(
+            title=f"block {block}: {_LABELS[kind]}",
+            ylabel="head" if is_per_head else "channel",
+        )
+        figure.colorbar(image, ax=axis, pad=0.01)
+        if has_bias:
+            span = inspection.frame_span[1] - inspection.frame_span[0]
+            _draw_bias(
+                figure.add_subplot(grid[row, 1]),
+                mixer,
+                inspection.frames,
+                span / inspection.frames,
+            )
+    axis.set_xlabel("s")
+    return figure
+
+
+def _draw_image(axis: Axes, values: torch.Tensor, span: tuple[float, float], **options):
+    extent = (*span, len(values) - 0.5, -0.5)
+    if options.get("origin") == "lower":
+        extent = (*span, -0.5, len(values) - 0.5)
+    axis.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    return axis.imshow(
+        values.numpy(), aspect="auto", interpolation="nearest", extent=extent, **options
+    )
+
+
+def _draw_bias(axis: Axes, mixer: AFT, frames: int, seconds: float) -> None:
+    """Draw w: of the pairs of t (down) and t' (across), or by t' - t for each head."""
+    match mixer:
+        case AFTFull() | AFTLocal(position_bias=FactorizedBias()):
+            positions = min(frames, _POSITIONS)
+            end = positions * seconds
+            image = axis.imshow(
+                mixer.position_bias_matrix(positions)[0].detach().numpy(),
+                aspect="auto",
+                extent=(0, end, end, 0),
+            )
+            axis.figure.colorbar(image, ax=axis)
+            axis.set(title="position bias", xlabel="t' in s", ylabel="t in s")
+        case _:
+            window = mixer.position_bias_matrix(2 * mixer.radius + 1)
+            offsets = torch.arange(-mixer.radius, mixer.radius + 1) * seconds
+            axis.plot(offsets, window[:, mixer.radius].detach().T)
+            axis.axvline(0.0, color="grey", linewidth=0.5)
+            axis.set(title="position bias", xlabel="t' - t in s")

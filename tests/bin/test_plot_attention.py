@@ -1,0 +1,134 @@
+import sys
+
+import matplotlib.image
+import numpy as np
+import pytest
+import soundfile
+from espnet2.tasks.asr import ASRTask
+
+from espnet_fastformer.bin import main, plot_attention
+from espnet_fastformer.inference.inspection import inspect_recording
+from espnet_fastformer.inference.inspection_figure import draw
+from tests.inference.models import make_experiment, noise
+
+FORMS = {
+    "fastformer": {},
+    "aft": {"aft_type": "conv"},
+    "aft-full": {"aft_type": "full"},
+    "aft-local": {"aft_type": "local", "aft_window_size": 8},
+    "aft-local-factorized": {"aft_type": "local", "aft_bias": "factorized"},
+    "aft-simple": {"aft_type": "simple"},
+}
+
+
+@pytest.fixture(scope="module")
+def exps(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        name: make_experiment(root / name, conf, encoder=name.split("-")[0])
+        for name, conf in FORMS.items()
+    }
+
+
+@pytest.fixture(autouse=True)
+def audio(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    soundfile.write("talk.wav", noise(2), 16000)
+    soundfile.write("telephone.flac", noise(2)[::2], 8000)
+    soundfile.write("short.wav", noise(0.02), 16000)
+    (tmp_path / "text.wav").write_text("no audio")
+    return tmp_path
+
+
+def run(exp, *args) -> int:
+    return plot_attention.main(["--exp", str(exp), *args])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_picture(name, exps, audio):
+    assert run(exps[name], "talk.wav", "-o", "new/picture.png") == 0
+    picture = matplotlib.image.imread("new/picture.png")
+    assert picture.shape[0] > 400 and np.unique(picture[..., 1]).size > 100
+
+
+def test_name_and_rate_of_the_audio(exps, audio):
+    assert run(exps["fastformer"], "telephone.flac") == 0
+    assert [path.name for path in audio.glob("*.png")] == ["telephone.png"]
+    assert main.main(["plot_attention", "--exp", str(exps["aft"]), "talk.wav"]) == 0
+    assert (audio / "talk.png").stat().st_size
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_panels_show_the_weights(name, exps):
+    exp = exps[name]
+    model, _ = ASRTask.build_model_from_file(
+        exp / "config.yaml", exp / "valid.cer_ctc.ave.pth"
+    )
+    inspection = inspect_recording(model, noise(2), 16000)
+    figure = draw(inspection, model.encoder, "a title")
+    panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+    kinds = ["α", "β"] if name == "fastformer" else ["key weights"]
+    titles = [f"block {block}: {kind}" for block in (1, 2) for kind in kinds]
+    has_bias = name not in ("fastformer", "aft-simple")
+    assert panels.keys() == {"a title", *titles, *["position bias"] * has_bias}
+    for title, weights in zip(titles, inspection.weights.values(), strict=True):
+        (image,) = panels[title].images
+        np.testing.assert_allclose(image.get_array(), weights)
+        assert image.get_extent()[:2] == list(inspection.frame_span)
+        assert panels[title].get_ylabel() == (
+            "head" if len(weights) == 2 else "channel"
+        )
+    if has_bias:
+        bias = panels["position bias"]  # of the last block
+        mixer = model.encoder.encoders[1].attn
+        matrix = mixer.position_bias_matrix(inspection.frames).detach().numpy()
+        if name in ("aft", "aft-local"):
+            lines = [line for line in bias.lines if len(line.get_xdata()) > 2]
+            middle = inspection.frames // 2
+            for line, head in zip(lines, matrix, strict=True):
+                offsets = np.round(np.array(line.get_xdata()) / 0.03).astype(int)
+                np.testing.assert_allclose(
+                    line.get_ydata(), head[middle, middle + offsets], rtol=1e-5
+                )
+        else:
+            np.testing.assert_allclose(bias.images[0].get_array(), matrix[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["talk.wav"], "--exp is needed"),
+        (["--exp", "nowhere", "talk.wav"], "nowhere/config.yaml"),
+        (["--exp", "EXP", "talk.wav", "-o", "talk.mp3"], "talk.mp3 must end in one of"),
+        (["--exp", "EXP", "talk.wav", "-o", "talk"], "talk must end in one of"),
+        (["--exp", "EXP", "short.wav"], "0.02 s of audio are too short"),
+    ],
+)
+def test_wrong_options_are_named(args, message, exps, capsys):
+    exp = str(exps["fastformer"])
+    with pytest.raises(SystemExit) as caught:
+        plot_attention.main([exp if arg == "EXP" else arg for arg in args])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["text.wav"], "cannot read text.wav: Format not recognised."),
+        (["missing.wav"], "cannot read missing.wav: No such file or directory"),
+        (["talk.wav", "-o", "text.wav/a.png"], "cannot write text.wav/a.png: "),
+    ],
+)
+def test_files_that_fail_are_named(args, message, exps, capsys):
+    assert run(exps["fastformer"], *args) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_missing_matplotlib_is_named(exps, monkeypatch, capsys):
+    for module in [m for m in sys.modules if m.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit):
+        run(exps["fastformer"], "talk.wav")
+    assert "pip install 'espnet-fastformer[plot]'" in capsys.readouterr().err
