@@ -60,6 +60,8 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             Output (B, T, D). Padded frames get values too, as in ESPnet, but
             contribute to no other frame.
         """
+        if self.training and not self._is_foldable():
+            return self._forward_unfolded(xs_pad, mask)
         key_mean = self.pool(xs_pad, mask)  # (B, D)
         frames, size = xs_pad.shape[1:]
         is_random = self.training and self.dropout.p > 0
@@ -73,6 +75,23 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             weight, bias = self._fold_transform(key_mean)
             return self.dropout(batched_linear(query, weight, bias)) + query
         return batched_linear(xs_pad, *self._fold_output(key_mean))
+
+    def _is_foldable(self) -> bool:
+        linears = (self.query, self.query_att, self.key, self.key_att, self.transform)
+        return all(type(linear) is torch.nn.Linear for linear in linears)
+
+    def _forward_unfolded(
+        self, xs_pad: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Call each map on the whole sequence, as ESPnet does.
+
+        An adapter may drop out other inputs at each frame, which no folded map can.
+        """
+        dtype = getattr(self.query.weight, "dtype", torch.float32)
+        with torch.autocast(xs_pad.device.type, enabled=False):
+            return super().forward(
+                xs_pad.to(torch.promote_types(xs_pad.dtype, dtype)), mask
+            )
 
     def pool(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None

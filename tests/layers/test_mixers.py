@@ -279,10 +279,11 @@ class LowRankLinear(torch.nn.Linear):
         return super().forward(x) + x.mean(-1, keepdim=True) @ self.update.T
 
 
+@pytest.mark.parametrize("training", [True, False])
 @every_mixer
-def test_replaced_linear_maps_are_used(name):
+def test_replaced_linear_maps_are_used(name, training):
     """ESPnet's LoRA adapters put their own modules in place of linear maps."""
-    layer = build(name).double()
+    layer = build(name).double().train(training)
     for key, child in list(layer.named_children()):
         if isinstance(child, torch.nn.Linear):
             setattr(layer, key, LowRankLinear(child).double())
