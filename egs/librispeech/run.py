@@ -131,6 +131,9 @@ def get_parser() -> argparse.ArgumentParser:
         help="GPUs a node (default: one if there is one, else the CPU)",
     )
     group.add_argument(
+        "--nj", type=int, default=1, help="processes of collect_stats (default: 1)"
+    )
+    group.add_argument(
         "--nproc",
         type=int,
         default=1,
@@ -173,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.inference_config is None:
             options.inference_config = CONF_DIR / f"decode_{_default_search(args)}.yaml"
         configs = make_configs(options, args, overrides, RECIPE_DIR)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
 
     stages = list(options.stages)

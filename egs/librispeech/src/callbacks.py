@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,53 @@ class ForgetLostCheckpoints(Callback):
                     del best[path]
 
 
-class FinishTraining(Callback):
-    """Average the best checkpoints and draw the training curves.
+class AverageCheckpoints(Callback):
+    """Keep ``MONITOR.ave.pth``, named as in ESPnet2, the average of the best epochs.
 
     ESPnet3 averages at the end of each validation, before Lightning saves the
-    checkpoint of that epoch, so that the last one is never part of it.
+    checkpoint of that epoch, so that the last one is never part of it: this averages
+    once more at the end of the training. And it writes over the average that is there,
+    which a full disk or a kill would leave in pieces: here, a whole one replaces it.
+
+    Args:
+        exp_dir: Directory of the experiment.
+    """
+
+    def __init__(self, exp_dir: str) -> None:
+        self.exp_dir = Path(exp_dir)
+        self.partial_dir = self.exp_dir / "partial"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have ESPnet3 write elsewhere."""
+        if trainer.is_global_zero:
+            shutil.rmtree(self.partial_dir, ignore_errors=True)
+            self.partial_dir.mkdir()
+        for callback in _averaging(trainer):
+            callback.output_dir = self.partial_dir
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over what ESPnet3 has just averaged."""
+        if trainer.is_global_zero:
+            self._take_over(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Average with the last epoch, as ESPnet2 does."""
+        if trainer.is_global_zero:
+            for callback in _averaging(trainer):
+                callback.on_validation_end(trainer, pl_module)
+            self._take_over(trainer)
+            self.partial_dir.rmdir()
+
+    def _take_over(self, trainer: Trainer) -> None:
+        for path in self.partial_dir.glob("*.pth"):
+            path.replace(self.exp_dir / path.name)
+        for callback in _averaging(trainer):
+            for best in callback.best_ckpt_callbacks:
+                _link_average(self.exp_dir, best.monitor.replace("/", "."))
+
+
+class PlotTrainingCurves(Callback):
+    """Draw the training curves at the end of a training.
 
     Args:
         exp_dir: Directory of the experiment.
@@ -68,15 +111,13 @@ class FinishTraining(Callback):
         self.exp_dir = Path(exp_dir)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave ``MONITOR.ave.pth``, named as in ESPnet2, and the picture."""
-        if not trainer.is_global_zero:
-            return
-        for callback in trainer.callbacks:
-            if isinstance(callback, AverageCheckpointsCallback):
-                callback.on_validation_end(trainer, pl_module)
-                for best in callback.best_ckpt_callbacks:
-                    _link_average(self.exp_dir, best.monitor.replace("/", "."))
-        plot_training_curves(self.exp_dir)
+        """Leave the picture."""
+        if trainer.is_global_zero:
+            plot_training_curves(self.exp_dir)
+
+
+def _averaging(trainer: Trainer) -> list[AverageCheckpointsCallback]:
+    return [c for c in trainer.callbacks if isinstance(c, AverageCheckpointsCallback)]
 
 
 def _link_average(exp_dir: Path, monitor: str) -> None:
@@ -86,6 +127,7 @@ def _link_average(exp_dir: Path, monitor: str) -> None:
         for path in exp_dir.glob(f"{prefix}*{suffix}")
     }
     if averages:
-        link = exp_dir / f"{monitor}.ave.pth"
+        link = exp_dir / "partial" / f"{monitor}.ave.pth"
         link.unlink(missing_ok=True)
         link.symlink_to(averages[max(averages)].name)
+        link.replace(exp_dir / link.name)

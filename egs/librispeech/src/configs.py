@@ -43,6 +43,7 @@ def make_configs(
 
     Raises:
         ValueError: The corpus is not there, or an option that it needs.
+        OSError: ``EXP_DIR/conf`` cannot be written.
     """
     corpus = _Corpus(options, recipe_dir)
     tokens = options.token_type
@@ -68,7 +69,10 @@ def make_configs(
     test = corpus.datasets("test", with_utt_id=True)
     # ESPnet3 decodes on a GPU if it sees one.
     device = {} if training.trainer.accelerator == "gpu" else {"device": "cpu"}
-    needed = {"stats": f"{training.stats_dir}/train/feats_stats.npz"}
+    needed = {
+        "asr_model_file": search["model"]["asr_model_file"],
+        "stats": f"{training.stats_dir}/train/feats_stats.npz",
+    }
     for name, file in {"tokens": "tokens.txt", "bpemodel": "bpe.model"}.items():
         if name == "tokens" or options.token_type == "bpe":
             needed[name] = f"{training.tokenizer.save_path}/{file}"
@@ -184,9 +188,17 @@ def _training(
                 "save_path": str(tokenizer_dir),
                 "text_builder": {"splits": corpus.subsets["train"]},
             },
+            "parallel": _dask_workers(options.nj),
             "trainer": trainer,
         },
     )
+
+
+def _dask_workers(number: int) -> dict[str, Any] | None:
+    if number == 1:
+        return None
+    options = {"threads_per_worker": 1, "dashboard_address": None}
+    return {"env": "local", "n_workers": number, "options": options}
 
 
 def _exp_tag(
@@ -248,7 +260,11 @@ def _complete(
 
 def _write(text: str, path: Path) -> None:
     """Replace a file at once: other ranks read and write it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{rank_zero_only.rank}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        # A full disk has no name in Python's own message.
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -63,6 +63,8 @@ OTHER_OPTIONS = {
     "best_model_criterion",
     "drop_last_iter",
     "fold_length",
+    "ignore_init_mismatch",
+    "init_param",
     "keep_nbest_models",
     "log_interval",
     "min_batch_size",
@@ -152,7 +154,8 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
 
     Returns:
         The sections ``model``, ``optimizer``, ``scheduler``, ``dataset.preprocessor``,
-        ``dataloader`` and ``trainer``, to be merged into a config that has the rest.
+        ``dataloader`` and ``trainer``, and what is in none of them, to be merged into a
+        config that has the rest.
 
     Raises:
         ValueError: An option has a value that ESPnet3 cannot follow.
@@ -173,8 +176,14 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
     num_averaged = keep if isinstance(keep, int) else max(keep)
     if args.use_amp:
         trainer["precision"] = mixed_precision(on_gpu)
+    for init_param in args.init_param:
+        file = init_param.partition(":")[0]
+        if not Path(file).is_file():
+            raise ValueError(f"--init_param {init_param}: there is no file {file}")
     return {
         "seed": args.seed,
+        "init_param": list(args.init_param),
+        "ignore_init_mismatch": args.ignore_init_mismatch,
         "model": {
             option: getattr(args, option)
             for option in sorted(MODEL_OPTIONS)

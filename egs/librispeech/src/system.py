@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from espnet2.bin.tokenize_text import tokenize
+from espnet2.main_funcs.pack_funcs import pack
 from espnet3.components.data import collect_stats as collect_stats_module
 from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
 from omegaconf import OmegaConf
 
+import espnet_fastformer
+from espnet_fastformer.registration import ENCODERS, qualified_name
+
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
 from .report import write_results
 from .tokenizer import gather_training_text
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LibriSpeechSystem(ASRSystem):
@@ -61,6 +70,9 @@ class LibriSpeechSystem(ASRSystem):
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
         if all((subset / "token_shape").is_file() for subset in subsets):
             return
+        _discard_other_shards(
+            subsets, config.parallel.n_workers if config.parallel else 1
+        )
         _unlock(subsets)
         collect_stats_module.CollectStatsRunner = StatsRunner
         # ESPnet3 removes the normalization from the config, which training needs.
@@ -83,8 +95,10 @@ class LibriSpeechSystem(ASRSystem):
         checkpoint = _last_checkpoint(self.exp_dir)
         if checkpoint is not None:
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
+            _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
-        super().train()
+        with _explain_full_disk(self.exp_dir):
+            super().train()
 
     def infer(self, *args, **kwargs) -> None:
         """Recognize the test subsets."""
@@ -135,11 +149,8 @@ class LibriSpeechSystem(ASRSystem):
         finally:
             self.training_config = training_config
             self.inference_config = inference_config
-        # ESPnet2 reads this file and knows no interpolation; ESPnet3 has it read from
-        # the root of the bundle.
-        (config,) = bundle.glob("**/config.yaml")
-        text = config.read_text(encoding="utf-8")
-        config.write_text(text.replace("${recipe_dir}/", ""), encoding="utf-8")
+        _write_requirement(bundle)
+        _pack_for_espnet2(bundle, bundle.with_name(f"{self.exp_dir.name}.zip"))
         return bundle
 
 
@@ -147,14 +158,62 @@ def _last_checkpoint(exp_dir: Path) -> Path | None:
     """Return the checkpoint that training goes on from, if there is one.
 
     Lightning writes a checkpoint, removes the one before, and then makes ``last.ckpt``
-    a link to the new one: a run that is stopped in between leaves no valid link.
+    a link to the new one: a run that is stopped in between leaves no valid link. One
+    that is stopped while it writes leaves a file whose end, and so the table of
+    contents, is missing.
     """
     last = exp_dir / "last.ckpt"
     if last.exists():
         return last
-    return max(
-        exp_dir.glob("step*.ckpt"), key=lambda path: path.stat().st_mtime, default=None
-    )
+    whole = filter(zipfile.is_zipfile, exp_dir.glob("step*.ckpt"))
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _check_space(exp_dir: Path, checkpoint: Path) -> None:
+    """Stop before ESPnet3 writes over ``config.yaml`` on a disk that is full."""
+    # The next checkpoint, one of the best and their average.
+    needed = 3 * checkpoint.stat().st_size
+    free = shutil.disk_usage(exp_dir).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"The disk is full: {free:,} bytes are left where the next checkpoints "
+            f"need {needed:,}. Make room and give the same command again",
+            str(exp_dir),
+        )
+
+
+@contextlib.contextmanager
+def _explain_full_disk(exp_dir: Path) -> Iterator[None]:
+    """Say where there is no room left, which most errors of writing do not."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch.save has no other type for it.
+        in_torch = "PytorchStreamWriter failed" in str(error)
+        if not in_torch and getattr(error, "errno", None) not in FULL:
+            raise
+        raise OSError(
+            errno.ENOSPC,
+            f"The disk is full, here or in {tempfile.gettempdir()}, where checkpoints "
+            "are first written. Make room and give the same command again: training "
+            "goes on from the last checkpoint",
+            str(exp_dir),
+        ) from error
+
+
+def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
+    """Remove what a stopped run shared out otherwise: ESPnet3 cannot go on with it."""
+    for directory in subsets:
+        manifest = directory / "manifest.json"
+        try:
+            shards = json.loads(manifest.read_text(encoding="utf-8"))["shards"]
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            shards = []
+        if len(shards) != number:
+            shutil.rmtree(directory)
 
 
 def _unlock(directories: Iterable[Path]) -> None:
@@ -162,6 +221,40 @@ def _unlock(directories: Iterable[Path]) -> None:
     for directory in directories:
         for lock in directory.glob("**/lock"):
             lock.unlink()
+
+
+def _write_requirement(bundle: Path) -> None:
+    """Say in a bundle what it needs, also to an ESPnet that has not got it."""
+    meta = OmegaConf.load(bundle / "meta.yaml")
+    config = bundle / meta.yaml_files.asr_train_config
+    text = config.read_text(encoding="utf-8")
+    # ESPnet2 reads this file and knows no interpolation; ESPnet3 has it read from
+    # the root of the bundle.
+    text = text.replace("${recipe_dir}/", "")
+    for name in ENCODERS:
+        text = text.replace(
+            f"\nencoder: {name}\n", f"\nencoder: {qualified_name(name)}\n"
+        )
+    config.write_text(text, encoding="utf-8")
+    meta["espnet-fastformer"] = espnet_fastformer.__version__
+    OmegaConf.save(meta, bundle / "meta.yaml")
+    with (bundle / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write("\n## Requirements\n\n```sh\npip install espnet-fastformer\n```\n")
+
+
+def _pack_for_espnet2(bundle: Path, archive: Path) -> None:
+    """Pack what ``espnet.load`` and ``Speech2Text.from_pretrained`` read."""
+    meta = OmegaConf.load(bundle / "meta.yaml")
+    # ESPnet2 takes names from the working directory.
+    with contextlib.chdir(bundle):
+        pack(
+            files={"asr_model_file": meta.files.asr_model_file},
+            yaml_files={"asr_train_config": meta.yaml_files.asr_train_config},
+            option=[
+                name for key, name in meta.files.items() if key != "asr_model_file"
+            ],
+            outpath=archive,
+        )
 
 
 def _write_characters(text: Path, tokens: Path) -> None:

@@ -1,136 +1,20 @@
 """The recipe as a whole, run as its users run it."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import espnet
 import pytest
 import torch
 from espnet3.publication.inference_model import InferenceModel
 from omegaconf import OmegaConf
 
+from tests.environment import Environment
+
 from .conftest import RECIPE_DIR
+from .recipe import STAGES, Recipe, load
 
 CONF_DIR = RECIPE_DIR.parents[1] / "conf"
-
-STAGES = (
-    "create_dataset",
-    "train_tokenizer",
-    "collect_stats",
-    "train",
-    "infer",
-    "measure",
-    "pack_model",
-)
-# Small enough for seconds, and without anything random: Lightning does not restore the
-# state of random number generators.
-TINY = """\
-encoder: {encoder}
-encoder_conf:
-    output_size: 16
-    attention_heads: 2
-    linear_units: 16
-    num_blocks: 1
-    cgmlp_linear_units: 16
-    cgmlp_conv_kernel: 3
-    dropout_rate: 0.0
-    positional_dropout_rate: 0.0
-    attention_dropout_rate: 0.0
-decoder: transformer
-decoder_conf:
-    attention_heads: 2
-    linear_units: 16
-    num_blocks: 1
-    dropout_rate: 0.0
-    positional_dropout_rate: 0.0
-    self_attention_dropout_rate: 0.0
-    src_attention_dropout_rate: 0.0
-model_conf:
-    ctc_weight: 0.3
-batch_type: numel
-batch_bins: 200000
-max_epoch: 1
-accum_grad: 2
-best_model_criterion:
--   - valid
-    - acc
-    - max
-keep_nbest_models: 2
-use_amp: true
-optim: adam
-optim_conf:
-    lr: 0.001
-scheduler: steplr
-scheduler_conf:
-    step_size: 2
-"""
-
-
-# An untrained decoder knows no end.
-SHORT_SEARCH = """\
-beam_size: 2
-ctc_weight: 0.3
-lm_weight: 0.0
-maxlenratio: -20
-"""
-
-
-class Recipe:
-    """run.py with a tiny model on one corpus, everything it writes below ``root``."""
-
-    def __init__(self, root: Path, encoder: str, corpus):
-        self.root = root
-        self.exp_dir = root / "exp"
-        self.asr_config = root / f"tiny_{encoder}.yaml"
-        self.asr_config.write_text(TINY.format(encoder=encoder))
-        inference_config = root / "decode_short.yaml"
-        inference_config.write_text(SHORT_SEARCH)
-        self.options = [
-            *("--corpus", str(corpus.source_dir)),
-            *("--train_subsets", corpus.train),
-            *("--valid_subsets", corpus.valid),
-            *("--test_subsets", corpus.test),
-            *("--asr_config", str(self.asr_config)),
-            *("--inference_config", str(inference_config)),
-            *("--data_dir", str(root / "data")),
-        ]
-
-    def start(self, *options: str, exp: str = "exp") -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, RECIPE_DIR / "run.py", *self.options, *options]
-            + ["--exp_dir", str(self.root / exp)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=self.root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, *options: str, exp: str = "exp") -> str:
-        process = self.start(*options, exp=exp)
-        output, _ = process.communicate()
-        assert process.returncode == 0, output
-        return output
-
-    def timestamps(self) -> dict[str, int]:
-        """When the files were written that only the stages before infer write."""
-        return {
-            path.name: path.stat().st_mtime_ns
-            for pattern in ("token_list/*/*", "stats_*/*/*")
-            for path in self.root.glob(f"data/*/{pattern}")
-            if path.suffix != ".log"
-        }
-
-    def transcripts(self, decoding: str, subset: str) -> dict[str, str]:
-        lines = (self.exp_dir / decoding / subset / "text.scp").read_text().splitlines()
-        return {line.split()[0]: line.partition(" ")[2] for line in lines}
-
-
-def load(checkpoint: Path) -> dict:
-    return torch.load(checkpoint, map_location="cpu", weights_only=False)
 
 
 def read_table(text: str, rate: str) -> dict[str, list[str]]:
@@ -192,6 +76,58 @@ def test_packed_model_recognizes_the_same(an4_recipe, an4_corpus, dataset_module
     assert texts == list(transcripts.values())
 
 
+@pytest.fixture(scope="module")
+def archive(an4_recipe) -> Path:
+    """What ESPnet2 loads, away from the files that it was packed from."""
+    (archive,) = an4_recipe.exp_dir.glob("*.zip")
+    return archive.rename(an4_recipe.root / "elsewhere.zip")
+
+
+def test_packed_model_for_espnet2(
+    an4_recipe, an4_corpus, archive, dataset_module, tmp_path, monkeypatch
+):
+    # Archives are unpacked there.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = an4_recipe.root / "data"
+    dataset = dataset_module.Dataset(
+        split=an4_corpus.test,
+        source_dir=an4_corpus.source_dir,
+        data_dir=next(data.iterdir()),
+    )
+    data.rename(an4_recipe.root / "hidden")
+    try:
+        search = {"beam_size": 2, "ctc_weight": 0.3, "maxlenratio": -20}
+        recognize = espnet.load(str(archive), task="asr", device="cpu", **search)
+    finally:
+        (an4_recipe.root / "hidden").rename(data)
+    texts = [recognize(item["speech"])[0][0] for item in dataset]
+    transcripts = an4_recipe.transcripts("decode_short", an4_corpus.test)
+    assert texts == list(transcripts.values())
+
+
+def test_packed_model_names_the_package_that_it_needs(archive, tmp_path):
+    environment = Environment(tmp_path / "without")
+    assert environment.our_files() == set()
+    loading = f"import espnet; espnet.load({str(archive)!r}, task='asr')"
+    done = environment.run("-c", loading, HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "--encoder must be one of" in done.stderr
+    assert done.stderr.endswith(": --encoder espnet-fastformer:fastformer\n")
+    environment.run("-m", "zipfile", "-e", str(archive), str(tmp_path / "files"))
+    (config,) = (tmp_path / "files").glob("**/config.yaml")
+    assert "\nencoder: espnet-fastformer:fastformer\n" in config.read_text()
+
+
+def test_training_starts_from_another_model(an4_recipe):
+    init_param = an4_recipe.exp_dir / "valid.acc.ave.pth"
+    options = ("--stages", "train", "--optim_conf", "lr=0.0")
+    an4_recipe.run(*options, "--init_param", str(init_param), exp="tuned")
+    before = load(init_param)
+    after = load(an4_recipe.root / "tuned" / "last.ckpt")["state_dict"]
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight)
+
+
 def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
     config = CONF_DIR / "decode_ctc.yaml"
     before = an4_recipe.timestamps()
@@ -202,30 +138,6 @@ def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
         f"{decoding}/{an4_corpus.test}" for decoding in ("decode_ctc", "decode_short")
     ]
     assert an4_recipe.timestamps() == before
-
-
-def test_killed_training_goes_on(synthetic_corpus, tmp_path):
-    recipe = Recipe(tmp_path, "aft", synthetic_corpus)
-    stages = ("--stages", *STAGES[:4])
-    process = recipe.start(*stages, "--max_epoch", "1000")
-    while not (recipe.exp_dir / "last.ckpt").exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    before = recipe.timestamps()
-    done = load(recipe.exp_dir / "last.ckpt")["epoch"] + 1
-    options = (*stages, "--max_epoch", str(done + 1))
-
-    output = recipe.run(*options)
-    assert "Restored all states" in output
-    assert recipe.timestamps() == before
-    resumed = load(recipe.exp_dir / "last.ckpt")
-    recipe.run(*options, exp="at_once")
-    at_once = load(tmp_path / "at_once" / "last.ckpt")
-    assert resumed["global_step"] == at_once["global_step"] > done
-    for name, weight in resumed["state_dict"].items():
-        torch.testing.assert_close(weight, at_once["state_dict"][name])
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +158,8 @@ def main():
         (["--corpus", "nowhere"], "--corpus nowhere: no such directory"),
         (["--corpus", "."], "needs --train_subsets, --valid_subsets, --test_subsets"),
         (["--stages", "upload_model"], "--stages"),
+        (["--ngpu", "1", "--nproc", "2"], "--nproc is for training on a CPU"),
+        (["--init_param", "nothing.pth:encoder"], "there is no file nothing.pth"),
     ],
 )
 def test_options_that_lead_nowhere_are_named(main, options, message, capsys):
