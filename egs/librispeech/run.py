@@ -32,6 +32,7 @@ RECIPE_DIR = Path(__file__).absolute().parent
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 sys.path.insert(0, str(RECIPE_DIR))
 
+from src.check_options import check_asr_options, check_run_options  # noqa: E402
 from src.configs import make_configs  # noqa: E402
 from src.espnet2_config import parse_asr_config  # noqa: E402
 from src.system import LibriSpeechSystem  # noqa: E402
@@ -173,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         args = parse_asr_config(
             options.asr_config, [*overrides, "--token_type", options.token_type]
         )
+        check_run_options(options)
+        check_asr_options(args, options.asr_config)
         if options.inference_config is None:
             options.inference_config = CONF_DIR / f"decode_{_default_search(args)}.yaml"
         configs = make_configs(options, args, overrides, RECIPE_DIR)

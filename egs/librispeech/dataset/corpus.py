@@ -16,6 +16,7 @@ from itertools import batched
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import soundfile
 from tqdm import tqdm
 
@@ -24,6 +25,10 @@ AUDIO_SUFFIXES = (".flac", ".wav", ".sph")
 TRANSCRIPT_SUFFIX = ".trans.txt"
 # ESPnet's own min_wav_duration: anything shorter cannot be subsampled.
 MIN_SECONDS = 0.1
+# For the T frames of a batch's longest utterance, ESPnet's frontend masks padding by a
+# table of (T + 1)², 0.9 GB here.
+MAX_SECONDS = 300
+FLOATING_POINT = ("FLOAT", "DOUBLE")
 # Opening a file waits for the disk or the network, whatever the number of cores.
 CHECK_THREADS = 16
 FILES_PER_TASK = 64
@@ -206,17 +211,17 @@ def _transcript_lines(
     """Yield FILE:LINE, the utterance's name and its text (None: not decodable)."""
     for path in transcripts:
         for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-            words = line.split()
-            if not words:
-                continue
             where = f"{path}:{number}"
             try:
-                utt_id, *text = (word.decode() for word in words)
+                # Unicode's spaces too, which ESPnet would strip off its token list.
+                words = line.decode().split()
             except UnicodeDecodeError as error:
                 problems.append(Problem(where, f"not UTF-8: {error}"))
-                yield where, words[0].decode(errors="replace"), None
-            else:
-                yield where, utt_id, " ".join(text)
+                for utt_id in line.split()[:1]:
+                    yield where, utt_id.decode(errors="replace"), None
+                continue
+            if words:
+                yield where, words[0], " ".join(words[1:])
 
 
 def _check_files(
@@ -250,6 +255,15 @@ def _count_samples(utterance: Utterance) -> int:
             raise ValueError(
                 f"{audio.frames} samples, should be {MIN_SECONDS} s or more"
             )
+        if audio.frames > MAX_SECONDS * SAMPLE_RATE:
+            raise ValueError(
+                f"{audio.frames} samples, should be {MAX_SECONDS} s or less: cut it up"
+            )
+        if audio.subtype in FLOATING_POINT:
+            # Only these can hold what is no number, which takes reading all of it.
+            blocks = audio.blocks(SAMPLE_RATE, dtype="float32")
+            if not all(np.isfinite(block).all() for block in blocks):
+                raise ValueError("has infinite samples, or some that are no number")
         # A download cut short keeps its header: only the end tells.
         audio.seek(audio.frames - 1)
         if len(audio.read(1)) != 1:

@@ -82,6 +82,7 @@ OTHER_OPTIONS = {
     "token_type",
     "unused_parameters",
     "use_amp",
+    "use_matplotlib",
     "val_scheduler_criterion",
     "valid_batch_bins",
     "valid_batch_size",
@@ -96,7 +97,6 @@ IGNORED_OPTIONS = {
     "log_level",
     "num_att_plot",
     "required",
-    "use_matplotlib",
     "use_tensorboard",
 }
 
@@ -124,7 +124,10 @@ def parse_asr_config(
     # What asr.sh (feats_normalize) sets unless told otherwise.
     parser.set_defaults(normalize="global_mvn")
     defaults = vars(parser.parse_args([]))
-    args = parser.parse_args(["--config", str(config), *overrides])
+    try:
+        args = parser.parse_args(["--config", str(config), *overrides])
+    except yaml.YAMLError as error:
+        raise ValueError(f"{config}: {error}") from error
     known = (
         MODEL_OPTIONS
         | PREPROCESSOR_OPTIONS.keys()
@@ -237,7 +240,12 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: ``Speech2Text`` has no such argument.
     """
-    options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{path} must be a mapping of options, but is {options!r}")
     known = inspect.signature(Speech2Text).parameters
     unknown = sorted(options.keys() - known)
     if unknown:

@@ -56,7 +56,10 @@ class LibriSpeechSystem(ASRSystem):
         if config.model_type != "char":
             # SentencePiece writes into the working directory before it moves its files.
             with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
-                super().train_tokenizer()
+                try:
+                    super().train_tokenizer()
+                except RuntimeError as error:
+                    raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
             return
         source = {k: v for k, v in config.text_builder.items() if k != "func"}
         directory.mkdir(parents=True, exist_ok=True)

@@ -178,6 +178,20 @@ def very_short_audio(recipe):
     return (f"{recipe.audio}: 1000 samples, should be 0.1 s",)
 
 
+def very_long_audio(recipe):
+    soundfile.write(recipe.audio, np.zeros(301 * 16000), 16000, format="NIST")
+    return (f"{recipe.audio}: 4816000 samples, should be 300 s or less",)
+
+
+def no_number(recipe):
+    audio = recipe.audio.with_suffix(".wav")
+    recipe.audio.unlink()
+    speech = np.zeros(40000)
+    speech[-1] = np.nan
+    soundfile.write(audio, speech, 16000, "FLOAT")
+    return (f"{audio}: has infinite samples, or some that are no number",)
+
+
 def other_sample_rate(recipe):
     speech, _ = soundfile.read(recipe.audio)
     soundfile.write(recipe.audio, speech, 8000, format="NIST")
@@ -203,6 +217,8 @@ FAULTS = [
     no_audio_at_all,
     truncated_audio,
     very_short_audio,
+    very_long_audio,
+    no_number,
     other_sample_rate,
     stereo,
 ]
@@ -237,6 +253,27 @@ def test_what_is_whole_is_used_on_request(recipe, fault, caplog):
     # Left out each time, not forgotten.
     assert not recipe.is_built()
     assert expected[0] in recipe.problems()
+
+
+def test_clipped_and_silent_audio_is_used(recipe):
+    speech, rate = soundfile.read(recipe.audio)
+    soundfile.write(recipe.audio, np.sign(speech), rate, format="NIST")
+    other = recipe.audio.with_name("fash-1-0000.sph")
+    soundfile.write(other, 0 * speech, rate, format="NIST")
+    recipe.build()
+    assert len(recipe.names()) == 4
+
+
+def test_spaces_of_any_kind_part_words(recipe):
+    # ESPnet would strip the last two off its list of tokens.
+    recipe.transcript.write_text(
+        "fash-1-0000 YES\nfash-1-0001 GO\tON\u00a0AND\u3000ON\u2028\n"
+    )
+    recipe.build()
+    dataset = recipe.dataset_module.Dataset(
+        "train-an4", recipe.source_dir, recipe.data_dir
+    )
+    assert dataset.utterances[1].text == "GO ON AND ON"
 
 
 def test_name_used_twice_is_not_used_at_all(recipe):

@@ -1,0 +1,144 @@
+"""Find what is wrong with a training config before anything has started."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from espnet2.tasks.abs_task import optim_classes, scheduler_classes
+from espnet2.tasks.asr import ASRTask
+
+# Whole numbers, and the least of each.
+LEAST = {
+    "accum_grad": 1,
+    "batch_bins": 1,
+    "batch_size": 1,
+    "keep_nbest_models": 1,
+    "log_interval": 1,
+    "max_epoch": 1,
+    "min_batch_size": 1,
+    "num_iters_per_epoch": 1,
+    "num_workers": 0,
+    "seed": 0,
+    "valid_batch_bins": 1,
+    "valid_batch_size": 1,
+}
+# PyYAML takes a number for one if it has a point and a sign: 1.0e-3.
+NUMBER_AS_TEXT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
+
+
+def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
+    """Check the values of ESPnet2's options, which it takes from a file as they are.
+
+    Args:
+        args: All options, of the file and the command line.
+        config: The file.
+
+    Raises:
+        ValueError: One is of the wrong kind, or no model, optimizer or scheduler can
+            be made of them. The message names the option and the file.
+    """
+    for action in ASRTask.get_parser()._actions:
+        value = getattr(args, action.dest, None)
+        if action.choices and value is not None and value not in action.choices:
+            choices = ", ".join(map(str, filter(None, action.choices)))
+            raise ValueError(
+                f"{action.dest} in {config} must be one of {choices}, but is {value!r}"
+            )
+        is_mapping = isinstance(value, dict) or value is action.default
+        if action.dest.endswith("_conf") and not is_mapping:
+            raise ValueError(
+                f"{action.dest} in {config} must be a mapping, but is {value!r}"
+            )
+        for key, v in value.items() if isinstance(value, dict) else ():
+            if isinstance(v, str) and NUMBER_AS_TEXT.fullmatch(v):
+                raise ValueError(
+                    f"{action.dest}: {key} in {config} is text to YAML, not a number, "
+                    f"which is written 1.0e-3 or 0.001: {v!r}"
+                )
+    for name, least in LEAST.items():
+        value = getattr(args, name)
+        is_list = name == "keep_nbest_models" and isinstance(value, list) and value
+        values = value if is_list else [value]
+        if value is not None and any(type(v) is not int or v < least for v in values):
+            raise ValueError(
+                f"{name} in {config} must be a whole number from {least} on, but is "
+                f"{value!r}"
+            )
+    criteria = args.best_model_criterion
+    if not criteria or any(
+        not isinstance(criterion, (list, tuple))
+        or len(criterion) != 3
+        or criterion[0] not in ("train", "valid")
+        or criterion[2] not in ("min", "max")
+        for criterion in criteria
+    ):
+        raise ValueError(
+            f"best_model_criterion in {config} must be a list of [valid, acc, max] or "
+            f"the like, but is {criteria!r}"
+        )
+    _try("the model", config, _build_model, args)
+    optimizer = _try("optim_conf", config, _build_optimizer, args)
+    if args.scheduler is not None:
+        scheduler = scheduler_classes[args.scheduler]
+        _try("scheduler_conf", config, scheduler, optimizer, **args.scheduler_conf)
+
+
+def check_run_options(options: argparse.Namespace) -> None:
+    """Check the numbers among the recipe's own options.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    for name, least in {
+        "nbpe": 1,
+        "ngpu": 0,
+        "nj": 1,
+        "nproc": 1,
+        "num_nodes": 1,
+    }.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, but is {value}")
+    for name in ("max_hours", "speed_perturb_factors"):
+        value = getattr(options, name)
+        values = value if isinstance(value, list) else [value]
+        if value is not None and not all(0 < v < float("inf") for v in values):
+            raise ValueError(f"--{name} must be above 0, but is {value}")
+
+
+def _try(name: str, config: str | Path, build, *args: Any, **options: Any) -> Any:
+    try:
+        return build(*args, **options)
+    except Exception as error:  # of ESPnet, typeguard and PyTorch, of any class
+        raise ValueError(
+            f"{name} in {config}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _build_model(args: argparse.Namespace) -> None:
+    if args.frontend != "default":
+        # Some download a model of their own, or have their own idea of a device.
+        return
+    args = copy.deepcopy(args)
+    args.token_list = TOKENS
+    # Its statistics are not there yet.
+    args.normalize = None
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with torch.device("meta"):
+            ASRTask.build_model(args)
+    finally:
+        logging.disable(disabled)
+
+
+def _build_optimizer(args: argparse.Namespace) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    return optim_classes[args.optim]([parameter], **args.optim_conf)

@@ -1,0 +1,145 @@
+"""What is wrong with a config or a command is said at once, by its name."""
+
+import importlib.util
+import re
+
+import pytest
+import yaml
+
+from .conftest import RECIPE_DIR
+
+CONF_DIR = RECIPE_DIR.parents[1] / "conf"
+ENCODER = {"output_size": 16, "num_blocks": 1, "input_layer": "conv2d"}
+CONFIG = {
+    "encoder": "fastformer",
+    "encoder_conf": ENCODER,
+    "model_conf": {"ctc_weight": 1.0},
+    "optim": "adam",
+    "optim_conf": {"lr": 0.001},
+    "scheduler": "steplr",
+    "scheduler_conf": {"step_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def main():
+    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture
+def error(main, an4_corpus, tmp_path, capsys):
+    """Run the recipe, which must refuse to, and return what it says."""
+
+    def error(config, *options: str) -> str:
+        path = tmp_path / "train.yaml"
+        text = config if isinstance(config, str) else yaml.safe_dump(config)
+        path.write_text(text)
+        with pytest.raises(SystemExit) as caught:
+            main(
+                [
+                    *("--corpus", str(an4_corpus.source_dir)),
+                    *("--train_subsets", an4_corpus.train),
+                    *("--valid_subsets", an4_corpus.valid),
+                    *("--test_subsets", an4_corpus.test),
+                    *("--asr_config", str(path), "--exp_dir", str(tmp_path / "exp")),
+                    *("--data_dir", str(tmp_path / "data"), "--stages", "train"),
+                    *options,
+                ]
+            )
+        assert caught.value.code == 2
+        # Nothing has begun.
+        assert [p.name for p in tmp_path.iterdir()] == ["train.yaml"]
+        return capsys.readouterr().err
+
+    return error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encoder": "fastformr"}, "encoder in .* must be one of .*fastformer"),
+        ({"encoder_conf": None}, "encoder_conf in .* must be a mapping"),
+        ({"encoder_conf": [1]}, "encoder_conf in .* must be a mapping"),
+        ({"encoder_conf": {"num_block": 3}}, "the model in .* 'num_block'"),
+        ({"encoder_conf": {"num_blocks": "3"}}, 'the model in .* "num_blocks"'),
+        ({"encoder_conf": {"output_size": 18}}, r"output_size \(18\) must be a mult"),
+        (
+            {"encoder_conf": {"dropout_rate": "1e-1"}},
+            "encoder_conf: dropout_rate in .* is text to YAML",
+        ),
+        ({"frontend_conf": {"n_mels": 5}}, "input_layer: conv2d needs 7 features"),
+        ({"model_conf": {"ctc_weigt": 1.0}}, "the model in .* 'ctc_weigt'"),
+        ({"optim": "adm"}, "optim in .* must be one of adam"),
+        ({"optim_conf": {"lr": "1e-3"}}, "optim_conf: lr in .* is text to YAML"),
+        ({"optim_conf": {"rate": 1.0}}, "optim_conf in .* 'rate'"),
+        ({"scheduler_conf": {"warmup": 1}}, "scheduler_conf in .* 'warmup'"),
+        ({"max_epoch": 0}, "max_epoch in .* from 1 on, but is 0"),
+        ({"max_epoch": "many"}, "max_epoch: invalid int value: 'many'"),
+        ({"max_epoch": [3]}, r"max_epoch in .* but is \[3\]"),
+        ({"batch_bins": -1}, "batch_bins in .* from 1 on, but is -1"),
+        ({"batch_type": "numl"}, "batch_type in .* must be one of .*numel"),
+        ({"keep_nbest_models": []}, "keep_nbest_models in .* whole number"),
+        ({"best_model_criterion": [["acc"]]}, r"best_model_criterion in .*\[\['acc'"),
+        ({"no_such_option": 1}, "unrecognized arguments: no_such_option"),
+    ],
+)
+def test_wrong_option_is_named(error, options, words):
+    assert re.search(words, error(CONFIG | options))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("encoder: [fastformer", "train.yaml: while parsing"),
+        ("- encoder: fastformer", "non dict value"),
+        ("", "non dict value"),
+    ],
+)
+def test_file_that_is_no_config_is_named(error, text, words):
+    assert words in error(text)
+
+
+def test_missing_config_is_named(error):
+    assert "No such file: missing.yaml" in error(CONFIG, "--asr_config", "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--nbpe", "0"),
+        ("--ngpu", "-1"),
+        ("--nproc", "0"),
+        ("--num_nodes", "0"),
+        ("--max_hours", "-1"),
+        ("--max_hours", "nan"),
+        ("--speed_perturb_factors", "0.9", "0"),
+    ],
+)
+def test_number_out_of_range_is_named(error, options):
+    assert f"{options[0]} must be" in error(CONFIG, *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("beam_size: [2", "decode.yaml: while parsing"),
+        ("- beam_size: 2", "decode.yaml must be a mapping of options"),
+        ("beam_size: 2\nbeamsize: 2", "beamsize in .*decode.yaml"),
+    ],
+)
+def test_wrong_decoding_config_is_named(error, tmp_path_factory, text, words):
+    path = tmp_path_factory.mktemp("decode") / "decode.yaml"
+    path.write_text(text)
+    assert re.search(words, error(CONFIG, "--inference_config", str(path)))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONF_DIR.glob("train_*.yaml")), ids=lambda path: path.stem
+)
+def test_every_config_passes(main, path):
+    check = main.__globals__
+    args = check["parse_asr_config"](path)
+    check["check_asr_options"](args, path)
