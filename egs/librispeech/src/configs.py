@@ -20,7 +20,7 @@ from .espnet2_config import convert_inference, convert_training
 
 SUBSETS = ("train", "valid", "test")
 # Options that let a training go on rather than make another one of it.
-CONTINUING = re.compile(r"--(max_epoch|num_workers|log_interval)[= ]\S+ ?")
+CONTINUING = re.compile(r"--(max_epoch|num_workers|log_interval|num_att_plot)[= ]\S+ ?")
 
 
 def make_configs(

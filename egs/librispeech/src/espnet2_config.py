@@ -68,6 +68,7 @@ OTHER_OPTIONS = {
     "keep_nbest_models",
     "log_interval",
     "min_batch_size",
+    "num_att_plot",
     "num_iters_per_epoch",
     "num_workers",
     "optim",
@@ -95,7 +96,6 @@ IGNORED_OPTIONS = {
     "cudnn_deterministic",
     "cudnn_enabled",
     "log_level",
-    "num_att_plot",
     "required",
     "use_tensorboard",
 }
@@ -187,6 +187,7 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
         "seed": args.seed,
         "init_param": list(args.init_param),
         "ignore_init_mismatch": args.ignore_init_mismatch,
+        "num_att_plot": args.num_att_plot if args.use_matplotlib else 0,
         "model": {
             option: getattr(args, option)
             for option in sorted(MODEL_OPTIONS)

@@ -55,6 +55,7 @@ best_model_criterion:
     - max
 keep_nbest_models: 2
 use_amp: true
+num_att_plot: 0
 optim: adam
 optim_conf:
     lr: 0.001
