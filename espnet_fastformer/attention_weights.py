@@ -81,7 +81,8 @@ def extend_calculate_all_attentions(calculate: Callable) -> Callable:
                 hook.remove()
         names = set.intersection(*map(set, utterances)) if utterances else ()
         for name in sorted(names):
-            attentions[name] = [w for weights in utterances for w in weights[name]]
+            # As ESPnet does: a model may lay several streams of one utterance along B.
+            attentions[name] = [weights[name].squeeze(0) for weights in utterances]
         return attentions
 
     calculate_all_attentions.shows_mixers = True

@@ -91,6 +91,16 @@ def test_espnet_gets_each_utterance_without_padding(name, batch):
     assert count_hooks(model) == 0
 
 
+def test_streams_of_one_utterance_stay_together(batch):
+    class TwoSpeakers(Model):
+        def forward(self, x, x_lengths):
+            super().forward(x.repeat(2, 1, 1), x_lengths.repeat(2))
+
+    attentions = calculate_all_attentions(TwoSpeakers("fastformer"), batch)
+    for name in ("mixer.alpha", "mixer.beta"):
+        assert [w.shape for w in attentions[name]] == [(2, HEADS, 6), (2, HEADS, 4)]
+
+
 def test_what_cannot_be_shown_is_left_out(batch, monkeypatch, caplog):
     model = Model("full-factorized")
 
