@@ -3,8 +3,6 @@
 import torch
 from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
     ConvolutionalPositionalEmbedding,
-    PositionalEncoding,
-    ScaledPositionalEncoding,
 )
 from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import (
     Conv1dSubsampling1,
@@ -17,6 +15,11 @@ from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import (
     Conv2dSubsampling8,
     TooShortUttError,
     check_short_utt,
+)
+
+from espnet_fastformer.encoder.positional_encoding import (
+    ScaledSinusoidalEncoding,
+    SinusoidalEncoding,
 )
 
 SUBSAMPLING = {
@@ -36,8 +39,8 @@ LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2
 FRAMES_AT_ONCE = 4096
 
 POSITIONAL_ENCODING = {
-    "abs_pos": PositionalEncoding,
-    "scaled_abs_pos": ScaledPositionalEncoding,
+    "abs_pos": SinusoidalEncoding,
+    "scaled_abs_pos": ScaledSinusoidalEncoding,
     "conv": ConvolutionalPositionalEmbedding,
 }
 # A sine and a cosine each, and the groups of ESPnet's convolution over time.
@@ -170,8 +173,12 @@ def subsample(
     Returns:
         Output (B, T', D) and its mask (B, 1, T').
     """
-    is_long = xs_pad.size(1) > FRAMES_AT_ONCE
-    if not is_long or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    # In this order: a graph that looked at the length would hold for some only.
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or xs_pad.size(1) <= FRAMES_AT_ONCE
+    ):
         return embed(xs_pad, mask)
     size, stride = receptive_field(embed)
     frames = (xs_pad.size(1) - size) // stride + 1
@@ -194,10 +201,15 @@ def _convolve(conv: torch.nn.Sequential, xs_pad: torch.Tensor) -> torch.Tensor:
 def check_lengths(embed: torch.nn.Module, ilens: torch.Tensor):
     """Raise TooShortUttError if an utterance has no frame left after subsampling.
 
+    A compiled or exported graph does not look into ``ilens``: such an utterance has
+    length 0 in its output.
+
     Args:
         embed: The input layer.
         ilens: Number of frames of each utterance (B,).
     """
+    if torch.compiler.is_compiling():
+        return
     shortest = int(ilens.min())
     is_short, limit = check_short_utt(embed, shortest)
     if is_short:

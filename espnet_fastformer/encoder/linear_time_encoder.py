@@ -320,8 +320,7 @@ class LinearTimeEncoder(AbsEncoder):
         for number, block in enumerate(self.encoders, start=1):
             if max_layer is not None and number > max_layer:
                 break
-            if not self._is_dropped():
-                x, mask = self._call(number, block, x, mask)
+            x, mask = self._call_or_drop(number, block, x, mask)
             if return_all_hs:
                 intermediate.append(x)
             elif number in self.interctc_layer_idx:
@@ -352,9 +351,14 @@ class LinearTimeEncoder(AbsEncoder):
             return checkpoint(module, *args, use_reentrant=False)
         return module(*args)
 
-    def _is_dropped(self) -> bool:
-        return (
-            self.training
-            and self.layer_drop_rate > 0
-            and torch.rand(1).item() < self.layer_drop_rate
-        )
+    def _call_or_drop(
+        self, number: int, block: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.training or self.layer_drop_rate == 0:
+            return self._call(number, block, x, mask)
+        is_dropped = torch.rand(1) < self.layer_drop_rate
+        if torch.compiler.is_compiling():
+            # A graph has no branches, so that it drops the block's output instead.
+            out, mask = self._call(number, block, x, mask)
+            return torch.where(is_dropped.to(x.device), x, out), mask
+        return (x, mask) if is_dropped else self._call(number, block, x, mask)

@@ -219,6 +219,8 @@ class AFTFull(AFT):
 
     def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See :meth:`AFT.pool`."""
+        if torch.compiler.is_exporting():
+            return self._pool_any_length(weighted_values(key_weights, value))
         frames = value.size(1)
         near = min(frames, self.max_len)
         bias = self._bias(near, value.dtype)
@@ -232,6 +234,22 @@ class AFTFull(AFT):
             pooled = pooled + rest_weight * rest
             unbiased = sums[:, :near].sum(1, keepdim=True) + rest
             pooled = torch.cat([pooled, unbiased.expand(-1, frames - near, -1)], dim=1)
+        return divide(*pooled.chunk(2, dim=-1))
+
+    def _pool_any_length(self, sums: torch.Tensor) -> torch.Tensor:
+        """Pool exp(k) v and exp(k) (B, T, 2D) in one form for all lengths.
+
+        It always takes the product of ``max_len`` positions.
+        """
+        frames = sums.size(1)
+        is_near = torch.arange(frames, device=sums.device) < self.max_len
+        near = F.pad(sums, (0, 0, 0, self.max_len))[:, : self.max_len]
+        rest = sums.masked_fill(is_near[:, None], 0.0).sum(1, keepdim=True)
+        bias = self._bias(self.max_len, sums.dtype)
+        bias_weights, rest_weight = exp_bias(bias, has_rest=True)
+        pooled = torch.matmul(bias_weights, near) + rest_weight * rest
+        unbiased = sums.sum(1, keepdim=True).expand(-1, frames, -1)
+        pooled = torch.cat([pooled, unbiased], dim=1)[:, :frames]
         return divide(*pooled.chunk(2, dim=-1))
 
     def _bias(self, positions: int, dtype: torch.dtype) -> torch.Tensor:
@@ -298,14 +316,18 @@ class AFTLocal(AFT):
     def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See :meth:`AFT.pool`."""
         sums = weighted_values(key_weights, value).unsqueeze(1)  # (B, 1, T, 2D)
-        blocks = Blocks(value.size(1), self.radius)
         if isinstance(self.position_bias, FactorizedBias):
-            bias = blocks.band_of_factors(
-                *self.position_bias.factors(value.size(1), value.dtype)
-            )
+            if torch.compiler.is_exporting():
+                raise ValueError(
+                    "AFT-local with a factorized bias cannot be exported, but with "
+                    "bias='offset'"
+                )
+            blocks = Blocks(value.size(1), self.radius)
+            factors = self.position_bias.factors(value.size(1), value.dtype)
+            pooled = blocks.weighted_sum(blocks.band_of_factors(*factors), sums)
         else:
-            bias = blocks.band_of_offsets(self.position_bias.to(value.dtype)[None])
-        pooled = blocks.weighted_sum(bias, sums).squeeze(1)
+            pooled = sum_by_offsets(self.position_bias.to(value.dtype)[None], sums)
+        pooled = pooled.squeeze(1)
         return divide(*pooled.chunk(2, dim=-1))
 
     def position_bias_matrix(
@@ -374,9 +396,7 @@ class AFTConv(AFT):
         value = value.view(batch, frames, heads, -1).transpose(1, 2)
         key_weights = key_weights.transpose(1, 2).unsqueeze(-1)
         sums = weighted_values(key_weights, value)  # (B, H, T, D / H + 1)
-        blocks = Blocks(frames, self.radius)
-        bias = blocks.band_of_offsets(self._filters(value.dtype))
-        pooled = blocks.weighted_sum(bias, sums)
+        pooled = sum_by_offsets(self._filters(value.dtype), sums)
         pooled = divide(pooled[..., :-1], pooled[..., -1:])
         return pooled.transpose(1, 2).flatten(2)
 
@@ -516,6 +536,31 @@ class Blocks:
         query = torch.arange(self.length, device=device)
         key = torch.arange(-self.length, 2 * self.length, device=device)
         return key - query[:, None]
+
+
+def sum_by_offsets(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Sum over all keys with weights exp(bias), up to a factor a head.
+
+    Args:
+        bias: (H, 2 * radius + 1), entry j for t' - t = j - radius; zero elsewhere.
+        x: What is summed (B, H, T, C), zero on padding.
+
+    Returns:
+        (B, H, T, C).
+    """
+    frames, radius = x.size(2), bias.size(1) // 2
+    if not torch.compiler.is_exporting():
+        blocks = Blocks(frames, radius)
+        return blocks.weighted_sum(blocks.band_of_offsets(bias), x)
+    # In one form for all lengths: a convolution, and sums of all before and after it.
+    near, far = exp_bias(bias, has_rest=True)
+    rows = x.permute(0, 3, 1, 2).flatten(0, 1)  # (B * C, H, T)
+    rows = F.conv1d(rows, near.unsqueeze(1), padding=radius, groups=bias.size(0))
+    out = rows.unflatten(0, (-1, x.size(3))).permute(0, 2, 3, 1)
+    gap = (0, 0, radius + 1, 0)
+    before = F.pad(x.cumsum(2), gap)[:, :, :frames]
+    after = F.pad(x.flip(2).cumsum(2), gap)[:, :, :frames].flip(2)
+    return out + far.unsqueeze(1) * (before + after)
 
 
 def key_weights(key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -66,7 +66,8 @@ class FastSelfAttention(ESPnetFastSelfAttention):
         frames, size = xs_pad.shape[1:]
         is_random = self.training and self.dropout.p > 0
         # Folding a map of each utterance costs as much as applying it to D frames.
-        if frames <= size:
+        # An exported graph has one form for all lengths, which can be quantised too.
+        if torch.compiler.is_exporting() or frames <= size:
             query = self.query(xs_pad)
             value = query * key_mean.unsqueeze(1).to(query.dtype)
             return self.dropout(self.transform(value)) + query

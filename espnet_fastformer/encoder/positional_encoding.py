@@ -1,0 +1,56 @@
+"""Sinusoidal positions of any length, with ESPnet's values and parameter names."""
+
+import math
+
+import torch
+from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
+    PositionalEncoding,
+    ScaledPositionalEncoding,
+)
+
+
+class SinusoidalEncoding(PositionalEncoding):
+    """ESPnet's ``abs_pos``, whose table at least doubles whenever it has to grow.
+
+    ESPnet computes the whole table again for each utterance longer than all before, and
+    rounds it for ever when it meets half precision. A compiled or exported graph
+    holds no table: it computes the positions of its input.
+    """
+
+    def extend_pe(self, x: torch.Tensor) -> None:
+        """Make the table long enough for x (B, T, ...), on its device, in float32."""
+        frames = x.size(1)
+        if self.pe is None:
+            self.pe = sinusoids(frames, self.d_model, x.device)
+        elif self.pe.size(1) < frames:
+            frames = max(frames, 2 * self.pe.size(1))
+            self.pe = sinusoids(frames, self.d_model, x.device)
+        elif self.pe.device != x.device:
+            self.pe = self.pe.to(x.device)
+
+    def positions(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the positions of x (B, T, D) as (1, T, D), in its dtype."""
+        if torch.compiler.is_compiling():
+            return sinusoids(x.size(1), self.d_model, x.device).to(x.dtype)
+        self.extend_pe(x)
+        return self.pe[:, : x.size(1)].to(x.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale the input (B, T, D) and add its positions."""
+        return self.dropout(x * self.xscale + self.positions(x))
+
+
+class ScaledSinusoidalEncoding(SinusoidalEncoding, ScaledPositionalEncoding):
+    """ESPnet's ``scaled_abs_pos``: positions times a learned scale."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the scaled positions of the input (B, T, D)."""
+        return self.dropout(x + self.alpha * self.positions(x))
+
+
+def sinusoids(frames: int, size: int, device: torch.device) -> torch.Tensor:
+    """Return (1, frames, size): sine and cosine in turns, float32."""
+    position = torch.arange(frames, dtype=torch.float32, device=device)
+    channel = torch.arange(0, size, 2, dtype=torch.float32, device=device)
+    angles = position[:, None] * torch.exp(channel * -(math.log(10000.0) / size))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[None]
