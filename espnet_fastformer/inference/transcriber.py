@@ -19,6 +19,7 @@ from espnet_fastformer.inference.ctc import (
     group_words,
     part_at_pauses,
 )
+from espnet_fastformer.inference.experiment import check_parameters, read_parameters
 from espnet_fastformer.inference.features import extract_features, normalize_features
 from espnet_fastformer.inference.transcript import Transcript, Word
 
@@ -50,7 +51,7 @@ class Transcriber:
         ctc_weight: Weight of the CTC output in ESPnet's search.
 
     Raises:
-        ValueError: If the model does not fit the options.
+        ValueError: If the files make no model, or it does not fit the options.
         OSError: If a file is missing, be it one that the config names.
     """
 
@@ -73,14 +74,23 @@ class Transcriber:
         self.dtype = getattr(torch, dtype)
         self.pooling_window = pooling_window
         self.beam_size = beam_size
-        self.speech2text = Speech2Text(
-            asr_train_config,
-            asr_model_file,
-            device=device,
-            beam_size=beam_size,
-            ctc_weight=ctc_weight,
-        )
+        try:
+            self.speech2text = Speech2Text(
+                asr_train_config,
+                asr_model_file,
+                device=device,
+                beam_size=beam_size,
+                ctc_weight=ctc_weight,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # whatever a config or file can lead ESPnet to
+            read_parameters(asr_model_file)
+            raise ValueError(
+                f"{asr_train_config} and {asr_model_file} make no model: {error!r}"
+            ) from error
         self.model = self.speech2text.asr_model
+        check_parameters(self.model, asr_model_file)
         self._check_model()
         self._silent = {self.model.blank_id, self.model.sos, self.model.eos}
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import soundfile
+import torch
+import yaml
 
 from espnet_fastformer.bin import main, transcribe
 from tests.inference.models import make_experiment, noise
@@ -50,6 +52,24 @@ def test_text_of_many_files_says_whose_it_is(exp, audio, capsys):
     assert texts["mono.wav"] == texts["mono.flac"]
     assert texts["telephone.wav"] not in ("", texts["mono.wav"])
     assert texts["empty.wav"] == ""
+
+
+def test_odd_recordings_have_a_text_or_an_error(exp, audio, capsys):
+    speech = noise(1)
+    soundfile.write("clipped.wav", 100 * speech, 16000)
+    soundfile.write("loud.wav", 100 * speech, 16000, "FLOAT")
+    soundfile.write("silent.wav", 0 * speech, 16000)
+    soundfile.write("short.wav", speech[:800], 16000)
+    soundfile.write("nan.wav", speech / speech[-1:] * float("nan"), 16000, "FLOAT")
+    names = ["clipped.wav", "loud.wav", "silent.wav", "short.wav", "nan.wav"]
+    assert run(exp, *names) == 1
+    out, err = capsys.readouterr()
+    texts = dict(line.split("\t") for line in out.splitlines())
+    assert list(texts) == names[:-1]
+    assert texts["clipped.wav"] and texts["loud.wav"] and not texts["short.wav"]
+    assert err.splitlines()[-1] == (
+        "cannot read nan.wav: it has infinite samples, or some that are no number"
+    )
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_done(exp, audio, capsys):
@@ -155,6 +175,45 @@ def test_missing_statistics_are_explained(audio, exp, capsys):
         run(exp, "--asr_train_config", "config.yaml", "mono.wav")
     assert "s.npz" in (error := capsys.readouterr().err)
     assert "training was started" in error
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ("encoder: [", "make no model"),
+        ("[]", "make no model"),
+        ("{}", "make no model"),
+        ({"encoder_conf": {"num_blocks": 0}}, "num_blocks must be at least 1"),
+        ({"encoder": "no_such"}, "no_such"),
+        ({"token_list": ["<blank>", "A", "<sos/eos>"]}, "size mismatch"),
+    ],
+)
+def test_unfit_config_is_named(config, words, audio, exp, capsys):
+    if isinstance(config, dict):
+        known = yaml.safe_load((exp / "config.yaml").read_text())
+        config = yaml.safe_dump(known | config)
+    Path("odd.yaml").write_text(config)
+    with pytest.raises(SystemExit) as caught:
+        run(exp, "--asr_train_config", "odd.yaml", "mono.wav")
+    assert caught.value.code == 2
+    assert words in (error := capsys.readouterr().err) and "odd.yaml" in error
+
+
+def test_unfit_parameters_are_named(audio, exp, capsys):
+    parameters = torch.load(exp / "valid.cer_ctc.ave.pth")
+    parameters["encoder.renamed"] = parameters.pop("encoder.after_norm.weight")
+    torch.save(parameters, "odd.pth")
+    for content, words in (
+        (None, "lacks 1 of"),
+        (b"", "holds no parameters"),
+        (b"PK\x03\x04", "holds no parameters"),
+    ):
+        if content is not None:
+            Path("odd.pth").write_bytes(content)
+        with pytest.raises(SystemExit) as caught:
+            run(exp, "--asr_model_file", "odd.pth", "mono.wav")
+        assert caught.value.code == 2
+        assert words in (error := capsys.readouterr().err) and "odd.pth" in error
 
 
 def test_installed_command_runs_it(exp, audio, capsys):
