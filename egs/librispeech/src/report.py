@@ -73,7 +73,7 @@ def plot_training_curves(exp_dir: Path) -> None:
     Args:
         exp_dir: Directory of the experiment.
     """
-    curves = _read_scalars(exp_dir / "tensorboard")
+    curves = read_scalars(exp_dir / "tensorboard")
     panels = {
         "loss": ("train/loss", "valid/loss"),
         "accuracy": ("train/acc", "valid/acc"),
@@ -99,8 +99,11 @@ def plot_training_curves(exp_dir: Path) -> None:
     figure.savefig(exp_dir / CURVES, dpi=120)
 
 
-def _read_scalars(directory: Path) -> dict[str, dict[int, float]]:
+def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
     """Return every curve by its name as a map from step to value.
+
+    Args:
+        directory: TensorBoard's event files, also of several runs.
 
     A run that goes on from a checkpoint logs again the steps that its predecessor made
     after it; the later value counts.
