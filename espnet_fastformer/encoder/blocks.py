@@ -237,6 +237,8 @@ def activation(option: str, name: str) -> torch.nn.Module:
     Raises:
         ValueError: If ESPnet has none.
     """
+    if name == "swish":
+        return torch.nn.SiLU()  # The same as ESPnet's Swish, in half the passes.
     try:
         return get_activation(name)
     except KeyError:

@@ -109,9 +109,7 @@ def build_input_layer(
             f" n_mels), but there are {input_size}"
         )
     if input_layer in SUBSAMPLING:
-        embed = SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
-        # Two-dimensional convolutions are faster in this layout, most of all on a CPU.
-        return embed.to(memory_format=torch.channels_last)
+        return SUBSAMPLING[input_layer](input_size, output_size, dropout_rate, pos_enc)
     if input_layer == "linear":
         return torch.nn.Sequential(
             torch.nn.Linear(input_size, output_size),

@@ -26,8 +26,7 @@ from espnet_fastformer.encoder.options import (
     check_rates,
     check_sizes,
 )
-from espnet_fastformer.layers.depthwise_conv import replace_depthwise_convs
-from espnet_fastformer.layers.dropout import replace_dropouts
+from espnet_fastformer.layers.replacement import replace_layers
 
 # ESPnet's attentions that a mixer stands in for, and positions that only they can use.
 _ATTENTION_TYPES = ("selfattn", "rel_selfattn", "legacy_rel_selfattn", "fast_selfattn")
@@ -232,7 +231,7 @@ class LinearTimeEncoder(AbsEncoder):
         )
         self.encoders = repeat(num_blocks, builder.build, layer_drop_rate)
         for part in (self.embed, self.encoders):
-            replace_dropouts(replace_depthwise_convs(part))
+            replace_layers(part)
         self.after_norm = LayerNorm(output_size)
         self.layer_drop_rate = layer_drop_rate
 

@@ -4,8 +4,12 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-# Values that the gradient of the filters goes through at a time: what a core caches.
-_BLOCK = 2**18
+from espnet_fastformer.layers.conv2d import in_autocast_dtype
+
+# Of the gradient of the filters: frames in a block, and values of the input that are
+# copied at a time.
+_FRAMES = 16
+_VALUES = 2**20
 
 
 class DepthwiseConv1d(torch.nn.Conv1d):
@@ -18,8 +22,21 @@ class DepthwiseConv1d(torch.nn.Conv1d):
     """
 
     @classmethod
-    def from_conv1d(cls, conv: torch.nn.Conv1d) -> "DepthwiseConv1d":
-        """Take over the parameters of a depthwise Conv1d of stride one."""
+    def replacing(cls, conv: torch.nn.Module) -> "DepthwiseConv1d | None":
+        """Take over the parameters of a depthwise Conv1d of stride one.
+
+        Returns:
+            None if the module is anything else.
+        """
+        if not (
+            type(conv) is torch.nn.Conv1d
+            and conv.groups == conv.in_channels == conv.out_channels
+            and conv.stride == (1,)
+            and conv.dilation == (1,)
+            and conv.padding_mode == "zeros"
+            and not isinstance(conv.padding, str)
+        ):
+            return None
         fast = cls(
             conv.in_channels,
             conv.out_channels,
@@ -42,24 +59,20 @@ class DepthwiseConv1d(torch.nn.Conv1d):
         Returns:
             (B, C, T), a transposed view of contiguous (B, T, C).
         """
-        if x.device.type != "cpu":
+        is_training = torch.is_grad_enabled() and self.weight.requires_grad
+        # The gradient below is not for compilers.
+        if x.device.type != "cpu" or (is_training and torch.compiler.is_compiling()):
             return super().forward(x)
-        row = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        row = x.unsqueeze(2)
+        if not torch.compiler.is_exporting():  # Layouts are the runtime's business.
+            row = row.contiguous(memory_format=torch.channels_last)
         weight = self.weight.unsqueeze(2)
         padding = self.padding[0]
-        is_training = torch.is_grad_enabled() and self.weight.requires_grad
         # Its gradient is for a convolution that keeps the length, as ESPnet's do.
         if is_training and 2 * padding + 1 == self.kernel_size[0]:
-            if torch.is_autocast_enabled("cpu"):
-                dtype = torch.get_autocast_dtype("cpu")
-                row, weight = row.to(dtype), weight.to(dtype)
-            row = _DepthwiseRow.apply(row, weight)
-            if self.bias is not None:
-                row = row + self.bias.to(row.dtype).view(-1, 1, 1)
-        else:
-            row = F.conv2d(
-                row, weight, self.bias, padding=(0, padding), groups=self.groups
-            )
+            inputs = in_autocast_dtype(row, weight, self.bias)
+            return _DepthwiseRow.apply(*inputs).squeeze(2)
+        row = F.conv2d(row, weight, self.bias, padding=(0, padding), groups=self.groups)
         return row.squeeze(2)
 
 
@@ -71,35 +84,41 @@ class _DepthwiseRow(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight):
-        """Convolve x with weight (C, 1, 1, K), K odd."""
+    def forward(ctx, x, weight, bias):
+        """Convolve x with weight (C, 1, 1, K), K odd, and add bias or None."""
         ctx.save_for_backward(x, weight)
-        return _convolve(x, weight)
+        return _convolve(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        """Return the gradients of x and weight."""
+        """Return the gradients of x, weight and bias."""
         x, weight = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        grad_x = grad_weight = None
+        grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = _convolve(grad, weight.flip(-1))
+            grad_x = _convolve(grad, weight.flip(-1), None)
         if ctx.needs_input_grad[1]:
             grad_weight = correlate(
                 x.squeeze(2).mT, grad.squeeze(2).mT, weight.size(-1)
             )
             grad_weight = grad_weight.mT[:, None, None].to(weight.dtype)
-        return grad_x, grad_weight
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.sum((0, 2, 3))
+        return grad_x, grad_weight, grad_bias
 
 
-def _convolve(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     padding = weight.size(-1) // 2
-    return F.conv2d(x, weight, padding=(0, padding), groups=weight.size(0))
+    return F.conv2d(x, weight, bias, padding=(0, padding), groups=weight.size(0))
 
 
 def correlate(x: torch.Tensor, y: torch.Tensor, num_offsets: int) -> torch.Tensor:
     """Sum ``x[b, t + k] * y[b, t]`` over b and t for each offset k around zero.
+
+    Cut into blocks of frames, all sums are diagonals of one matrix product a channel.
 
     Args:
         x: (B, T, C).
@@ -109,32 +128,29 @@ def correlate(x: torch.Tensor, y: torch.Tensor, num_offsets: int) -> torch.Tenso
     Returns:
         (K, C), in at least float32.
     """
+    batch, frames, channels = x.shape
     dtype = torch.promote_types(x.dtype, torch.float32)
     reach = num_offsets // 2
-    # One long utterance, with zeros between: 0 frames of y for 2 * reach of x.
-    x = F.pad(x.to(dtype), (0, 0, reach, reach)).flatten(0, 1)
-    y = F.pad(y.to(dtype), (0, 0, 0, 2 * reach)).flatten(0, 1)
-    sums = x.new_zeros(num_offsets, x.size(1))
-    length = y.size(0) - 2 * reach
-    step = max(1, _BLOCK // y.size(1))
-    for start in range(0, length, step):
-        block = y[start : min(start + step, length)]
-        for offset in range(num_offsets):
-            first = start + offset
-            sums[offset] += (x[first : first + len(block)] * block).sum(0)
+    # One long utterance, with zeros between and at the end.
+    padded = frames + 2 * reach
+    blocks = -(-batch * padded // _FRAMES)
+    at_once = min(channels, max(1, _VALUES // (batch * padded)))
+    x_row = x.new_zeros(at_once, blocks * _FRAMES + 2 * reach, dtype=dtype)
+    y_row = x.new_zeros(at_once, blocks * _FRAMES, dtype=dtype)
+    x_frames = x_row[:, : batch * padded].view(at_once, batch, padded)
+    y_frames = y_row[:, : batch * padded].view(at_once, batch, padded)
+    window = _FRAMES + 2 * reach
+    sums = x.new_empty(num_offsets, channels, dtype=dtype)
+    for x_part, y_part, out in zip(
+        x.split(at_once, 2), y.split(at_once, 2), sums.split(at_once, 1), strict=True
+    ):
+        size = x_part.size(2)
+        x_frames[:size, :, reach : reach + frames] = x_part.permute(2, 0, 1)
+        y_frames[:size, :, :frames] = y_part.permute(2, 0, 1)
+        windows = x_row[:size].unfold(1, window, _FRAMES)  # (size, blocks, window)
+        product = y_row[:size].view(size, blocks, _FRAMES).mT @ windows
+        diagonals = product.as_strided(
+            (num_offsets, size, _FRAMES), (1, _FRAMES * window, window + 1)
+        )
+        torch.sum(diagonals, -1, out=out)
     return sums
-
-
-def replace_depthwise_convs(module: torch.nn.Module) -> torch.nn.Module:
-    """Replace each depthwise Conv1d in a module, keeping its parameters and name."""
-    for parent in list(module.modules()):
-        for name, conv in parent.named_children():
-            if (
-                type(conv) is torch.nn.Conv1d
-                and conv.groups == conv.in_channels == conv.out_channels
-                and conv.stride == (1,)
-                and conv.dilation == (1,)
-                and conv.padding_mode == "zeros"
-            ):
-                setattr(parent, name, DepthwiseConv1d.from_conv1d(conv))
-    return module

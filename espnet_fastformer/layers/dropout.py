@@ -14,6 +14,13 @@ class Dropout(torch.nn.Dropout):
     probability is rounded to a multiple of 1 / 65536.
     """
 
+    @classmethod
+    def replacing(cls, dropout: torch.nn.Module) -> "Dropout | None":
+        """Return the same dropout, or None if the module is anything else."""
+        if type(dropout) is not torch.nn.Dropout or dropout.inplace:
+            return None
+        return cls(dropout.p).train(dropout.training)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Zero values at random, in training.
 
@@ -51,13 +58,3 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx, grad):
         """Return the gradient of x."""
         return (grad * ctx.scale).masked_fill_(ctx.is_dropped, 0.0), None
-
-
-def replace_dropouts(module: torch.nn.Module) -> torch.nn.Module:
-    """Replace each torch.nn.Dropout in a module."""
-    for parent in list(module.modules()):
-        for name, dropout in parent.named_children():
-            if type(dropout) is torch.nn.Dropout and not dropout.inplace:
-                fast = Dropout(dropout.p).train(dropout.training)
-                setattr(parent, name, fast)
-    return module

@@ -1,9 +1,7 @@
-import copy
-
 import pytest
 import torch
 
-from espnet_fastformer.layers.dropout import Dropout, replace_dropouts
+from espnet_fastformer.layers.dropout import Dropout
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +74,7 @@ def test_evaluation_changes_nothing():
 
 
 def test_replacement():
-    module = torch.nn.Sequential(
-        torch.nn.Dropout(0.2),
-        torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.3)),
-        torch.nn.Dropout1d(0.4),
-    ).eval()
-    replaced = replace_dropouts(copy.deepcopy(module))
-    assert type(replaced[0]) is type(replaced[1][1]) is Dropout
-    assert (replaced[0].p, replaced[1][1].p) == (0.2, 0.3)
-    assert not replaced[0].training
-    assert type(replaced[2]) is torch.nn.Dropout1d
-    assert replaced.state_dict().keys() == module.state_dict().keys()
+    dropout = Dropout.replacing(torch.nn.Dropout(0.2).eval())
+    assert type(dropout) is Dropout and dropout.p == 0.2 and not dropout.training
+    for other in (torch.nn.Dropout1d(0.4), torch.nn.Dropout(0.2, inplace=True)):
+        assert Dropout.replacing(other) is None
