@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
+    "export": "write a trained model to a file for other runtimes",
     "plot_attention": "draw what an encoder weighs in an audio file",
     "transcribe": "write down what is said in audio files of any length",
 }

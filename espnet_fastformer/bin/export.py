@@ -1,0 +1,122 @@
+"""Write a trained model to a file for other runtimes.
+
+    espnet-fastformer export --exp exp/asr_train --format onnx
+    espnet-fastformer export --exp exp/asr_train --format int8 --output model.onnx
+
+The file computes log-probabilities of tokens from features, for any number and length
+of utterances: normalisation, encoder and CTC output of the model. It is compared with
+the model before the command ends.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from espnet_fastformer.bin.model_options import (
+    add_model_options,
+    check_model_options,
+    explain,
+    find_model,
+)
+
+FORMATS = {
+    "onnx": "for ONNX Runtime and others",
+    "torch_export": "for torch.export.load, AOTInductor and ExecuTorch",
+    "int8": "ONNX whose linear maps multiply 8-bit integers",
+}
+# Of a probability: that of another order of the same sums.
+_TOLERANCE = 1e-3
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Return the parser; options are named as those of the other commands."""
+    parser = argparse.ArgumentParser(
+        prog="espnet-fastformer export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="onnx",
+        help="; ".join(f"{name}: {use}" for name, use in FORMATS.items())
+        + " (default: onnx)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: that of the parameters with another suffix: .onnx, .pt2 or "
+        ".int8.onnx",
+    )
+    parser.add_argument(
+        "--log_level",
+        type=str.upper,
+        choices=("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"),
+        default="WARNING",
+        help="of the messages on standard error (default: WARNING)",
+    )
+    return parser
+
+
+def main(cmd: Sequence[str] | None = None) -> int:
+    """Export a model; return 1 if the file does not compute what the model does."""
+    parser = get_parser()
+    args = parser.parse_args(cmd)
+    check_model_options(parser, args)
+    logging.basicConfig(
+        level=args.log_level,
+        format="%(asctime)s (%(module)s:%(lineno)d) %(levelname)s: %(message)s",
+    )
+    # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
+    from espnet_fastformer.export.check import compare
+    from espnet_fastformer.export.experiment import load_experiment
+    from espnet_fastformer.export.formats import SUFFIXES, WRITERS
+    from espnet_fastformer.export.runtime import load
+
+    suffix = SUFFIXES[args.format]
+    if args.output is not None and args.output.suffix != Path(suffix).suffix:
+        parser.error(f"--output must end in {Path(suffix).suffix}: {args.output}")
+    try:
+        config, model_file = find_model(args)
+        model = load_experiment(config, model_file)
+    except OSError as error:
+        parser.error(explain(error))
+    except ValueError as error:
+        parser.error(str(error))
+    output = args.output or model_file.with_suffix(suffix)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix tells the runtime what it is.
+    partial = output.with_name(f".{os.getpid()}.{output.name}")
+    try:
+        WRITERS[args.format](model.module, model.num_feats, partial, model.metadata)
+        difference = compare(model.module, load(partial), model.frontend, model.fs)
+        if args.format != "int8" and difference.posterior > _TOLERANCE:
+            print(
+                f"{output} is not written: its posteriors differ from the model's by "
+                f"up to {difference.posterior:.1g}",
+                file=sys.stderr,
+            )
+            return 1
+        partial.replace(output)
+    except ModuleNotFoundError as error:
+        parser.error(
+            f"--format {args.format} needs {error.name}: "
+            "pip install 'espnet-fastformer[onnx]'"
+        )
+    finally:
+        partial.unlink(missing_ok=True)
+    print(
+        f"{output}: posteriors differ from the model's by up to "
+        f"{difference.posterior:.1g}, the best token in {difference.tokens:.1%} of the "
+        "frames of noise"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What of an experiment an exported file is made of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import humanfriendly
+from espnet2.asr.frontend.abs_frontend import AbsFrontend
+from espnet2.tasks.asr import ASRTask
+
+from espnet_fastformer.export.module import CTCEncoder
+
+
+@dataclass
+class Experiment:
+    """A trained model, to be exported.
+
+    Attributes:
+        module: What is exported.
+        frontend: What computes its input.
+        num_feats: Number of features F.
+        fs: Sampling rate in Hz.
+        metadata: What a program needs beside the graph: token_list, token_type,
+            blank_id, fs, frontend and frontend_conf as in ESPnet's config.
+    """
+
+    module: CTCEncoder
+    frontend: AbsFrontend
+    num_feats: int
+    fs: int
+    metadata: dict[str, object]
+
+
+def load_experiment(
+    asr_train_config: str | Path, asr_model_file: str | Path
+) -> Experiment:
+    """Load a model on the CPU.
+
+    Args:
+        asr_train_config: ``config.yaml`` of the training.
+        asr_model_file: Parameters, ``*.pth``.
+
+    Raises:
+        ValueError: If the model cannot be exported.
+        OSError: If a file is missing, be it one that the config names.
+    """
+    model, args = ASRTask.build_model_from_file(asr_train_config, asr_model_file, "cpu")
+    module = CTCEncoder.from_model(model)
+    fs = humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
+    metadata = {
+        "token_list": model.token_list,
+        "token_type": args.token_type,
+        "blank_id": model.blank_id,
+        "fs": fs,
+        "frontend": args.frontend,
+        "frontend_conf": args.frontend_conf,
+    }
+    frontend = model.frontend.eval()
+    return Experiment(module, frontend, frontend.output_size(), fs, metadata)

@@ -1,0 +1,107 @@
+"""The kinds of files that a model is exported to."""
+
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from espnet_fastformer.encoder.input_layer import receptive_field
+
+INPUTS = ("feats", "feats_lengths")
+OUTPUTS = ("log_probs", "log_probs_lengths")
+#: Entry of a ``.pt2`` file that holds what ONNX files have as metadata.
+METADATA = "metadata.json"
+
+_PRODUCTS = ["MatMul", "Gemm"]
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+# The batch and length that are traced; the graph is for all.
+_BATCH = 2
+_FRAMES = 200
+
+
+def trace(module: torch.nn.Module, num_feats: int) -> torch.export.ExportedProgram:
+    """Make a graph for any number of utterances of at least two output frames.
+
+    Args:
+        module: :class:`~espnet_fastformer.export.module.CTCEncoder`, in eval mode.
+        num_feats: Number of features F.
+    """
+    feats = torch.randn(_BATCH, _FRAMES, num_feats)
+    lengths = torch.tensor([_FRAMES, _FRAMES - 40])
+    batch = torch.export.Dim("batch")
+    # torch takes a length of one for a special case.
+    frames = torch.export.Dim("frames", min=sum(receptive_field(module.encoder.embed)))
+    shapes = {"feats": {0: batch, 1: frames}, "feats_lengths": {0: batch}}
+    with torch.no_grad():
+        return torch.export.export(module, (feats, lengths), dynamic_shapes=shapes)
+
+
+def write_torch_export(
+    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+) -> None:
+    """Write a ``.pt2`` file for ``torch.export.load``, C++ and AOTInductor."""
+    program = trace(module, num_feats)
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata)})
+
+
+def write_onnx(
+    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+) -> None:
+    """Write an ONNX file; each value of the metadata is JSON."""
+    with warnings.catch_warnings():
+        # It tells about its own insides.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            trace(module, num_feats),
+            input_names=INPUTS,
+            output_names=OUTPUTS,
+            # Their names only, as the traced graph has them.
+            dynamic_shapes=({0: "batch", 1: "frames"}, {0: "batch"}),
+            verbose=False,
+        )
+    properties = {key: json.dumps(value) for key, value in metadata.items()}
+    program.model.metadata_props.update(properties)
+    program.save(path)
+
+
+def write_int8(
+    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+) -> None:
+    """Write an ONNX file whose linear maps multiply 8-bit integers.
+
+    Weights are rounded once, with a scale for each output channel; inputs are rounded
+    while it runs, when their range is known. Convolutions, norms, sums over time and
+    products of weights with each other stay in float32.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as directory:
+        exact = Path(directory) / "model.onnx"
+        write_onnx(module, num_feats, exact, metadata)
+        linear_maps = [
+            node.name
+            for node in onnx.load(exact).graph.node
+            if node.op_type in _PRODUCTS and _is_of_linear(node.metadata_props)
+        ]
+        quantize_dynamic(
+            exact,
+            path,
+            op_types_to_quantize=_PRODUCTS,
+            nodes_to_quantize=linear_maps,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def _is_of_linear(metadata_props) -> bool:
+    """Tell whether torch's exporter noted that a torch.nn.Linear made a node."""
+    classes = {entry.key: entry.value for entry in metadata_props}
+    return "'torch.nn.modules.linear.Linear'" in classes.get(_CLASSES, "")
+
+
+WRITERS = {"onnx": write_onnx, "torch_export": write_torch_export, "int8": write_int8}
+SUFFIXES = {"onnx": ".onnx", "torch_export": ".pt2", "int8": ".int8.onnx"}
