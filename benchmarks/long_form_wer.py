@@ -22,6 +22,7 @@ import jiwer
 import numpy as np
 import torch
 
+from benchmarks.corpus import read_corpus
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, size, table
 from espnet_fastformer.inference.audio import duration, read_audio
@@ -160,12 +161,7 @@ def draw(
     Raises:
         ValueError: If a subset has no utterance.
     """
-    texts = {}
-    for subset in subsets:
-        found = dict(_read_subset(corpus / subset))
-        if not found:
-            raise ValueError(f"{corpus / subset} has no utterance beside a *.trans.txt")
-        texts |= found
+    texts = read_corpus(corpus, subsets)
     generator = random.Random(seed)
     drawn: list[Path] = []
     while seconds > 0:
@@ -175,14 +171,6 @@ def draw(
         utterance = Utterance(audio, texts[audio], generator.uniform(*silence))
         yield utterance
         seconds -= duration(audio) + utterance.silence
-
-
-def _read_subset(directory: Path) -> Iterator[tuple[Path, str]]:
-    for transcript in sorted(directory.rglob("*.trans.txt")):
-        for line in transcript.read_text(encoding="utf-8").splitlines():
-            utt_id, _, text = line.partition(" ")
-            for audio in transcript.parent.glob(f"{utt_id}.*"):
-                yield audio, text.strip()
 
 
 def decode_each(utterances: Sequence[Utterance], options: dict) -> Decoded:

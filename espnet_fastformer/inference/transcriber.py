@@ -180,14 +180,28 @@ class Transcriber:
             progress(1.0)
             return transcript
 
+        spans = collapse(self.best_path(feats, progress).cpu(), self._silent)
+        return self._spell(spans, word_times)
+
+    def best_path(
+        self, feats: torch.Tensor, progress: Callable[[float], object]
+    ) -> torch.Tensor:
+        """Find the most probable token of each output frame.
+
+        Args:
+            feats: Output of the frontend (1, T, F), which may be overwritten.
+            progress: See ``__call__``.
+
+        Returns:
+            Tokens (T',).
+        """
         feats = normalize_features(self.model.normalize, feats)
         if self.model.preencoder is not None:
             lengths = torch.tensor([feats.size(1)], device=self.device)
             feats, _ = self.model.preencoder(feats, lengths)
         hidden = self._encode(feats, progress)
         path = [self.model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, 1)]
-        spans = collapse(torch.cat(path).cpu(), self._silent)
-        return self._spell(spans, word_times)
+        return torch.cat(path)
 
     def _search(self, samples: torch.Tensor) -> Transcript:
         with self._autocast():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import document, encoders, gpu, layers, targets
+from benchmarks import document, encoders, gpu, layers, runtimes, targets
 from benchmarks.results import Report, duration
 
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]
@@ -81,6 +81,23 @@ def test_encoders_and_their_document(tmp_path):
         image = page.parent / "images" / f"encoders_{quantity}.png"
         assert f"(images/{image.name})" in text
         assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_runtimes(tmp_path):
+    pytest.importorskip("onnxscript")
+    runtimes.main(
+        [
+            *QUICK,
+            *("--lengths", "0.7", "--num_blocks", "1"),
+            "--competitors",
+            *("e_branchformer-rel_selfattn-torch", "fastformer-torch"),
+            *("e_branchformer-rel_selfattn-onnx", "fastformer-int8"),
+            *("--output", str(tmp_path / "runtimes")),
+        ]
+    )
+    report = Report.load(tmp_path / "runtimes.json")
+    assert len(report.results) == 4
+    assert all(result.failure is None for result in report.results)
 
 
 def test_document_names_what_is_wrong(tmp_path, capsys):

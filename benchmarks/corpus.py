@@ -1,0 +1,31 @@
+"""Utterances of a corpus in LibriSpeech's layout, with their transcripts."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+
+def read_corpus(corpus: Path, subsets: Sequence[str]) -> dict[Path, str]:
+    """Return the transcript of each audio file.
+
+    Args:
+        corpus: Directory of the subsets.
+        subsets: Names of directories with ``*.trans.txt`` beside the audio.
+
+    Raises:
+        ValueError: If a subset has no utterance.
+    """
+    texts = {}
+    for subset in subsets:
+        found = dict(_read_subset(corpus / subset))
+        if not found:
+            raise ValueError(f"{corpus / subset} has no utterance beside a *.trans.txt")
+        texts |= found
+    return texts
+
+
+def _read_subset(directory: Path) -> Iterator[tuple[Path, str]]:
+    for transcript in sorted(directory.rglob("*.trans.txt")):
+        for line in transcript.read_text(encoding="utf-8").splitlines():
+            utt_id, _, text = line.partition(" ")
+            for audio in transcript.parent.glob(f"{utt_id}.*"):
+                yield audio, text.strip()

@@ -1,0 +1,121 @@
+"""Compare the error rates of exported files with those of their model.
+
+    espnet-fastformer export --exp EXP --format int8
+    python -m benchmarks.exported_wer --exp EXP --corpus /data/LibriSpeech \\
+        --subsets test-clean --files EXP/valid.acc.ave.int8.onnx
+
+The model and each file decode every utterance by itself, greedily by CTC.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jiwer
+import torch
+
+from benchmarks.corpus import read_corpus
+from benchmarks.measure import Settings
+from benchmarks.results import Report, describe_machine, number, size, table
+from espnet_fastformer.export.runtime import load
+from espnet_fastformer.inference.audio import duration, read_audio
+from espnet_fastformer.inference.experiment import CONFIG, find_model_file
+from espnet_fastformer.inference.transcriber import Transcriber
+
+RESULT = Path(__file__).parent / "results" / "exported_wer"
+COLUMNS = ("file", "WER", "CER", "size", "seconds of audio a second")
+
+
+class ExportedTranscriber(Transcriber):
+    """Takes the tokens of each frame from an exported file.
+
+    Args:
+        path: The file.
+        *args: Those of a Transcriber.
+    """
+
+    def __init__(self, path: Path, *args):
+        super().__init__(*args)
+        self.exported = load(path)
+
+    def best_path(
+        self, feats: torch.Tensor, progress: Callable[[float], object]
+    ) -> torch.Tensor:
+        """See :meth:`Transcriber.best_path`."""
+        log_probs, _ = self.exported(feats, torch.tensor([feats.size(1)]))
+        return log_probs[0].argmax(-1)
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exported_wer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--exp", type=Path, required=True, help="as for espnet-fastformer export"
+    )
+    parser.add_argument("--asr_model_file", type=Path, help="default: found in EXP")
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="directory of the subsets"
+    )
+    parser.add_argument("--subsets", nargs="+", required=True, metavar="SUBSET")
+    parser.add_argument(
+        "--files", nargs="+", type=Path, required=True, help="*.onnx or *.pt2"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RESULT,
+        help="write OUTPUT.json and OUTPUT.md (default: benchmarks/results/"
+        f"{RESULT.name})",
+    )
+    return parser
+
+
+def main(cmd: Sequence[str] | None = None) -> None:
+    """Decode with the model and with each file, and write the table."""
+    parser = get_parser()
+    args = parser.parse_args(cmd)
+    torch.set_num_threads(args.threads)
+    try:
+        texts = read_corpus(args.corpus, args.subsets)
+        model_file = args.asr_model_file or find_model_file(args.exp)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    audio = sum(map(duration, texts))
+    rows = []
+    for path in (model_file, *args.files):
+        model = (args.exp / CONFIG, model_file)
+        is_exported = path != model_file
+        transcriber = (
+            ExportedTranscriber(path, *model) if is_exported else Transcriber(*model)
+        )
+        start = time.perf_counter()
+        hypotheses = [transcriber(read_audio(a, transcriber.fs)).text for a in texts]
+        speed = audio / (time.perf_counter() - start)
+        references = list(texts.values())
+        word_rate = jiwer.wer(references, hypotheses)
+        character_rate = jiwer.cer(references, hypotheses)
+        rows.append(
+            (
+                path.name,
+                f"{word_rate:.2%}",
+                f"{character_rate:.2%}",
+                size(path.stat().st_size),
+                number(speed),
+            )
+        )
+        print(*rows[-1], sep="\t", flush=True)
+
+    title = f"{', '.join(args.subsets)}: {len(texts)} utterances, {audio:.0f} s"
+    machine = describe_machine(Settings(threads=args.threads))
+    Report(title, machine, columns=COLUMNS, rows=rows).save(args.output)
+    print(table(COLUMNS, rows))
+
+
+if __name__ == "__main__":
+    main()
