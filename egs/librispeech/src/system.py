@@ -162,13 +162,16 @@ def _last_checkpoint(exp_dir: Path) -> Path | None:
 
     Lightning writes a checkpoint, removes the one before, and then makes ``last.ckpt``
     a link to the new one: a run that is stopped in between leaves no valid link. One
-    that is stopped while it writes leaves a file whose end, and so the table of
-    contents, is missing.
+    that is stopped while it writes leaves a piece of a file, which is removed here.
     """
+    for path in exp_dir.glob("step*.ckpt"):
+        # The table of contents is at the end.
+        if not zipfile.is_zipfile(path):
+            path.unlink(missing_ok=True)
     last = exp_dir / "last.ckpt"
     if last.exists():
         return last
-    whole = filter(zipfile.is_zipfile, exp_dir.glob("step*.ckpt"))
+    whole = exp_dir.glob("step*.ckpt")
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
