@@ -1,6 +1,5 @@
 """The recipe as a whole, run as its users run it."""
 
-import importlib.util
 from pathlib import Path
 
 import espnet
@@ -138,14 +137,6 @@ def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
         f"{decoding}/{an4_corpus.test}" for decoding in ("decode_ctc", "decode_short")
     ]
     assert an4_recipe.timestamps() == before
-
-
-@pytest.fixture(scope="module")
-def main():
-    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 @pytest.mark.parametrize(
