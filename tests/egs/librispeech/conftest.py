@@ -1,6 +1,7 @@
 """Corpora that the tests of the recipe run on."""
 
 import importlib.resources
+import importlib.util
 import re
 import shutil
 import tarfile
@@ -27,6 +28,15 @@ class Corpus(NamedTuple):
 def dataset_module():
     """The recipe's dataset package, loaded as ESPnet3 loads it."""
     return load_dataset_module(recipe_dir=RECIPE_DIR)
+
+
+@pytest.fixture(scope="session")
+def main():
+    """The function that run.py calls."""
+    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
 
 
 @pytest.fixture(scope="session")
