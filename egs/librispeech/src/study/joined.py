@@ -1,0 +1,80 @@
+"""Long recordings, made of a test subset's utterances."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import soundfile
+
+from benchmarks.long_form_wer import Utterance, draw, join
+from espnet_fastformer.inference.audio import duration
+
+SAMPLE_RATE = 16000
+# Seconds of silence between two utterances.
+SILENCE = (0.2, 0.8)
+SPEAKER_CHAPTER = "joined-0"
+
+
+def joined_name(subset: str, seconds: float) -> str:
+    """Name a subset of long recordings."""
+    return f"{subset}-{seconds:g}s"
+
+
+def join_subset(
+    corpus: Path, subset: str, seconds: float, directory: Path, seed: int = 0
+) -> None:
+    """Join all utterances of a subset into recordings in LibriSpeech's layout.
+
+    Each utterance comes once, in random order, so that the error rate of the recordings
+    is one of the same words. Nothing is done if the recordings are there.
+
+    Args:
+        corpus: Directory of the subset.
+        subset: Its name.
+        seconds: Least length of a recording, but for the last.
+        directory: Where a new subset :func:`joined_name` is written.
+        seed: Of order and silences.
+
+    Raises:
+        ValueError: The subset has no utterance.
+    """
+    target = directory / joined_name(subset, seconds)
+    if target.is_dir():
+        return
+    partial = directory / f"{target.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    chapter = partial.joinpath(*SPEAKER_CHAPTER.split("-"))
+    chapter.mkdir(parents=True)
+    lines = []
+    utterances = list(_draw_once(corpus, subset, seed))
+    for number, group in enumerate(_group(utterances, seconds)):
+        utt_id = f"{SPEAKER_CHAPTER}-{number:04}"
+        samples = join(group, SAMPLE_RATE)
+        soundfile.write(chapter / f"{utt_id}.flac", samples, SAMPLE_RATE)
+        lines.append(f"{utt_id} {' '.join(u.text for u in group)}\n")
+    transcript = chapter / f"{SPEAKER_CHAPTER}.trans.txt"
+    transcript.write_text("".join(lines), encoding="utf-8")
+    partial.rename(target)
+
+
+def _draw_once(corpus: Path, subset: str, seed: int) -> Iterator[Utterance]:
+    drawn = set()
+    for utterance in draw(corpus, [subset], math.inf, SILENCE, seed):
+        if utterance.audio in drawn:
+            return
+        drawn.add(utterance.audio)
+        yield utterance
+
+
+def _group(utterances: list[Utterance], seconds: float) -> list[list[Utterance]]:
+    ends, length = [0], 0.0
+    for number, utterance in enumerate(utterances, start=1):
+        length += duration(utterance.audio) + utterance.silence
+        if length >= seconds or number == len(utterances):
+            ends.append(number)
+            length = 0.0
+    return [utterances[start:end] for start, end in pairwise(ends)]

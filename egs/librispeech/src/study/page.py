@@ -1,0 +1,279 @@
+"""The page of a study: tables, pictures, and the numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.measure import Result
+from benchmarks.results import duration, machine_line, size, table
+
+from .results import RowResult
+from .scores import Difference, Errors
+
+MARKS = ("<!-- study -->", "<!-- end of study -->")
+# What the curves of ESPnet's encoders begin with; they are dashed.
+ESPNETS = ("conformer", "e_branchformer")
+
+
+def write_page(
+    page: Path,
+    rows: Sequence[RowResult],
+    reference: str,
+    subsets: Sequence[str],
+    joined: Mapping[str, Sequence[str]],
+    facts: Mapping[str, Any],
+    not_run: Sequence[str],
+) -> str:
+    """Write ``page``, the pictures below ``images`` and the numbers to a JSON file.
+
+    What the page has outside of its two marks is left as it is.
+
+    Args:
+        page: Markdown file.
+        rows: All rows that have been started.
+        reference: Name of the one that the others are compared with.
+        subsets: Test subsets.
+        joined: Subsets of long recordings, by the test subset they are made of.
+        facts: ``machine``, ``commands`` and ``settings``.
+        not_run: Names of rows that have not been started.
+
+    Returns:
+        The tables.
+    """
+    base = next((row for row in rows if row.name == reference), None)
+    names = [*subsets, *(name for names in joined.values() for name in names)]
+    compared = {
+        row.name: {name: row.against(base, name) if base else None for name in names}
+        for row in rows
+    }
+    parts = ["\n".join(f"- {key}: {value}" for key, value in facts["settings"].items())]
+    parts.append("```sh\n" + "\n".join(facts["commands"]) + "\n```")
+    for subset in subsets:
+        parts += [f"### {subset}", _error_table(rows, subset, compared)]
+    parts += ["### Cost", _cost_table(rows)]
+    for subset, longer in joined.items():
+        parts += [
+            f"### {subset}, joined",
+            _joined_table(rows, subset, longer),
+        ]
+    failures = [
+        f"- {row.name}, seed {seed}: {reason}"
+        for row in rows
+        for seed, reason in row.failures.items()
+    ]
+    if failures:
+        parts += ["### Failed", "\n".join(failures)]
+    if not_run:
+        parts += ["### Not run", ", ".join(not_run) + "."]
+    pictures = plot_curves(rows, reference, page.parent / "images", page.stem)
+    parts += [f"![{title}](images/{name})" for title, name in pictures.items()]
+    parts.append(machine_line(facts["machine"]))
+    text = "\n\n".join(parts)
+
+    page.parent.mkdir(parents=True, exist_ok=True)
+    _put_between_marks(page, text)
+    content = {
+        **facts,
+        "reference": reference,
+        "rows": [_numbers(row, names, compared[row.name]) for row in rows],
+        "not_run": list(not_run),
+    }
+    page.with_suffix(".json").write_text(
+        json.dumps(content, indent=1) + "\n", encoding="utf-8"
+    )
+    return text
+
+
+def plot_curves(
+    rows: Sequence[RowResult], reference: str, directory: Path, stem: str
+) -> dict[str, str]:
+    """Draw the error rate of the validation set by update and by training time.
+
+    Training time is the number of updates times the measured time of one: what else
+    the machine did while it trained does not count.
+
+    Returns:
+        Names of the files, by their titles.
+    """
+    curves = {row.name: (row, row.curve()) for row in rows}
+    curves = {name: found for name, found in curves.items() if found[1]}
+    timed = {
+        name: (row, {step * row.update.median / 60: y for step, y in curve.items()})
+        for name, (row, curve) in curves.items()
+        if row.update is not None and row.update.failure is None
+    }
+    pictures = {}
+    for suffix, label, lines in (
+        ("updates", "update", curves),
+        ("time", "training time [min]", timed),
+    ):
+        if not lines:
+            continue
+        figure = Figure((9, 5), layout="constrained")
+        axis = figure.subplots()
+        for index, (name, (_, curve)) in enumerate(lines.items()):
+            axis.plot(
+                *zip(*sorted(curve.items()), strict=True),
+                label=name,
+                color="black" if name == reference else f"C{index % 10}",
+                linestyle="--" if name.startswith(ESPNETS) else "-",
+            )
+        axis.set(xlabel=label, ylabel="character error rate, validation [%]")
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.grid(alpha=0.3, which="both")
+        figure.legend(loc="outside right center", fontsize="small")
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"{stem}_{suffix}.png"
+        figure.savefig(directory / name, dpi=120)
+        pictures[f"error rate of the validation set by {label}"] = name
+    return pictures
+
+
+def _error_table(
+    rows: Sequence[RowResult],
+    subset: str,
+    compared: Mapping[str, Mapping[str, Difference | None]],
+) -> str:
+    header = ["encoder", "parameters", "seeds", "CER", "against the reference", "WER"]
+    lines = []
+    for row in rows:
+        errors = row.errors(subset)
+        line = [row.name, f"{row.parameters:,}", str(len(row.seeds(subset)))]
+        if errors is None:
+            lines.append([*line, "failed" if row.failures else "not finished", "", ""])
+            continue
+        by_seed = [row.trainings[seed].errors[subset] for seed in row.seeds(subset)]
+        lines.append(
+            [
+                *line,
+                _rate(errors, by_seed, "character_error_rate"),
+                _difference(compared[row.name][subset]),
+                _rate(errors, by_seed, "word_error_rate"),
+            ]
+        )
+    return table(header, lines)
+
+
+def _cost_table(rows: Sequence[RowResult]) -> str:
+    lengths = list(dict.fromkeys(r.audio for row in rows for r in row.speed[1:]))
+    header = ["encoder", "updates", "time an update", "memory an update"]
+    header += [f"encoder, real-time factor at {audio:g} s" for audio in lengths]
+    lines = []
+    for row in rows:
+        line = [row.name, f"{row.updates:,}"]
+        update = row.update
+        if update is None:
+            line += ["", ""]
+        else:
+            line += [update.failure or duration(update.median), size(update.memory)]
+        encoded = {result.audio: result for result in row.speed[1:]}
+        line += [_real_time_factor(encoded.get(audio)) for audio in lengths]
+        lines.append(line)
+    return table(header, lines)
+
+
+def _joined_table(rows: Sequence[RowResult], subset: str, longer: Sequence[str]) -> str:
+    lines = []
+    for row in rows:
+        single = row.errors(subset)
+        line = [row.name]
+        line.append(f"{single.character_error_rate:.1f}" if single else "")
+        for name in longer:
+            seeds = sorted({*row.seeds(subset)} & {*row.seeds(name)})
+            if not seeds:
+                line.append("")
+                continue
+            rate, base = (
+                row.errors(part, seeds).character_error_rate for part in (name, subset)
+            )
+            change = f" ({rate / base - 1:+.0%})" if base else ""
+            line.append(f"{rate:.1f}{change}".replace("%", " %"))
+        lines.append(line)
+    header = ["CER of", "one by one", *longer]
+    return table(header, lines)
+
+
+def _rate(errors: Errors, by_seed: Sequence[Errors], rate: str) -> str:
+    text = f"{getattr(errors, rate):.1f}"
+    if len(by_seed) > 1:
+        text += f" ({', '.join(f'{getattr(e, rate):.1f}' for e in by_seed)})"
+    return text
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    text = f"{difference.value:+.1f}"
+    if difference.low is not None:
+        text += f" [{difference.low:+.1f}, {difference.high:+.1f}]"
+    return text
+
+
+def _real_time_factor(result: Result | None) -> str:
+    if result is None or result.failure:
+        return "" if result is None else result.failure
+    return f"{result.median / result.audio:.2g}"
+
+
+def _numbers(
+    row: RowResult,
+    names: Sequence[str],
+    compared: Mapping[str, Difference | None],
+) -> dict[str, Any]:
+    def rates(errors: Errors) -> dict[str, float]:
+        return {"CER": errors.character_error_rate, "WER": errors.word_error_rate}
+
+    scores = {}
+    for name in names:
+        errors = row.errors(name)
+        if errors is not None:
+            difference = compared[name]
+            scores[name] = {
+                **rates(errors),
+                "CER_difference": asdict(difference) if difference else None,
+                "seeds": {
+                    seed: rates(row.trainings[seed].errors[name])
+                    for seed in row.seeds(name)
+                },
+            }
+    update = row.update
+    return {
+        "name": row.name,
+        "parameters": row.parameters,
+        "updates": row.updates,
+        "config": row.config,
+        "scores": scores,
+        "failures": row.failures,
+        "update_seconds": None if update is None else _finite(update.median),
+        "update_memory": None if update is None else update.memory,
+        "real_time_factor": {
+            f"{result.audio:g}": _finite(result.median / result.audio)
+            for result in row.speed[1:]
+        },
+        "curve": row.curve(),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _put_between_marks(page: Path, text: str) -> None:
+    head, tail = "# Accuracy\n\n", "\n"
+    if page.is_file():
+        before, mark, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+        _, end, after = rest.partition(MARKS[1])
+        if not (mark and end):
+            raise ValueError(f"{page} lacks the lines {MARKS[0]} and {MARKS[1]}")
+        head, tail = before, after
+    body = f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}"
+    page.write_text(head + body + tail, encoding="utf-8")

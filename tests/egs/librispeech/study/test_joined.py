@@ -1,0 +1,58 @@
+"""Long recordings made of short utterances."""
+
+import numpy as np
+import pytest
+import soundfile
+from src.study.joined import SILENCE, join_subset, joined_name
+
+from tests.inference.models import noise
+
+FS = 16000
+SECONDS = (1, 2, 3, 4)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    chapter = tmp_path / "corpus" / "test" / "1" / "2"
+    chapter.mkdir(parents=True)
+    lines = []
+    for seconds in SECONDS:
+        utt_id = f"1-2-{seconds:04}"
+        soundfile.write(chapter / f"{utt_id}.flac", noise(seconds), FS)
+        lines.append(f"{utt_id} WORDS OF {seconds}\n")
+    (chapter / "1-2.trans.txt").write_text("".join(lines))
+    return tmp_path / "corpus"
+
+
+def read(subset) -> dict[str, tuple[np.ndarray, str]]:
+    recordings = {}
+    for transcript in subset.rglob("*.trans.txt"):
+        for line in transcript.read_text().splitlines():
+            utt_id, _, text = line.partition(" ")
+            samples, rate = soundfile.read(transcript.parent / f"{utt_id}.flac")
+            assert rate == FS
+            recordings[utt_id] = samples, text
+    return recordings
+
+
+@pytest.mark.parametrize("seconds", [2.5, 5, 60])
+def test_every_utterance_comes_once(corpus, tmp_path, seconds):
+    join_subset(corpus, "test", seconds, tmp_path)
+    recordings = list(read(tmp_path / joined_name("test", seconds)).values())
+    words = " ".join(text for _, text in recordings).split()
+    assert sorted(words[2::3]) == [str(s) for s in SECONDS]
+    lengths = [len(samples) / FS for samples, _ in recordings]
+    silences = len(SECONDS) * np.array(SILENCE)
+    assert silences[0] < sum(lengths) - sum(SECONDS) < silences[1]
+    assert all(length >= seconds for length in lengths[:-1])
+    for samples, text in recordings:
+        said = sum(map(int, text.split()[2::3]))
+        assert said < len(samples) / FS <= said + SILENCE[1] * len(text.split()) / 3
+
+
+def test_recordings_stay_as_they_are(corpus, tmp_path):
+    join_subset(corpus, "test", 5, tmp_path)
+    files = list((tmp_path / "test-5s").rglob("*.*"))
+    before = [file.stat().st_mtime_ns for file in files]
+    join_subset(corpus, "test", 5, tmp_path)
+    assert [file.stat().st_mtime_ns for file in files] == before

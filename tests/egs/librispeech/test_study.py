@@ -1,0 +1,270 @@
+"""The study as a whole, run as its users run it."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import RECIPE_DIR
+from .recipe import load
+
+REFERENCE, LOCAL = "e_branchformer-rel_selfattn", "local-interctc"
+STUDY = f"""\
+reference: {REFERENCE}
+tolerance: 0.03
+asr_config:
+    encoder_conf:
+        output_size: 16
+        attention_heads: 2
+        num_blocks: 2
+        input_layer: conv2d
+    model_conf:
+        ctc_weight: 1.0
+    normalize: utterance_mvn
+    batch_type: numel
+    batch_bins: 50000
+    max_epoch: 2
+    num_iters_per_epoch: 1
+    best_model_criterion:
+    -   - valid
+        - cer_ctc
+        - min
+    keep_nbest_models: 1
+    num_att_plot: 0
+    optim: adam
+    optim_conf:
+        lr: 0.001
+    scheduler: tristagelr
+    scheduler_conf:
+        max_steps: 2
+anchors:
+    block: &block
+        use_ffn: true
+        cgmlp_linear_units: 16
+        cgmlp_conv_kernel: 3
+rows:
+    comparison:
+        {REFERENCE}:
+            encoder: e_branchformer
+            encoder_conf:
+                <<: *block
+                linear_units: 128
+                attention_layer_type: rel_selfattn
+                pos_enc_layer_type: rel_pos
+        {LOCAL}:
+            encoder: local
+            encoder_conf:
+                <<: *block
+                interctc_layer_idx: [1]
+                interctc_use_conditioning: true
+            model_conf:
+                interctc_weight: 0.3
+    time:
+        fastformer-time:
+            encoder: fastformer
+            encoder_conf: *block
+            time_of: {REFERENCE}
+"""
+
+
+class Study:
+    """study.py on one corpus, everything it writes below ``root``."""
+
+    def __init__(self, root: Path, corpus):
+        self.root = root
+        self.exp_dir = root / "exp"
+        self.page = root / "docs" / "accuracy.md"
+        self.file = root / "study.yaml"
+        self.file.write_text(STUDY)
+        self.test = corpus.test
+        self.options = [
+            *("--study", str(self.file), "--exp_dir", str(self.exp_dir)),
+            *("--corpus", str(corpus.source_dir), "--data_dir", str(root / "data")),
+            *("--train_subsets", corpus.train, "--valid_subsets", corpus.valid),
+            *("--test_subsets", corpus.test, "--page", str(self.page)),
+        ]
+
+    def run(self, *options: str) -> str:
+        done = self.start(*options)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def start(self, *options: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, RECIPE_DIR / "study.py", *self.options, *options],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def results(self) -> dict[str, dict]:
+        content = json.loads(self.page.with_suffix(".json").read_text())
+        return {row["name"]: row for row in content["rows"]}
+
+    def written(self) -> dict[Path, int]:
+        files = self.exp_dir.glob("*/seed0/**/*")
+        return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def study(an4_corpus, tmp_path_factory) -> Study:
+    """Both rows, one of which cannot write its files."""
+    study = Study(tmp_path_factory.mktemp("study"), an4_corpus)
+    obstacle = study.exp_dir / LOCAL / "seed0" / "conf"
+    obstacle.parent.mkdir(parents=True)
+    obstacle.touch()
+    study.output = study.run("--jobs", "2", "--joined_seconds", "4")
+    study.first = study.results()
+    study.first_page = study.page.read_text()
+    return study
+
+
+def test_trained_row(study):
+    row = study.first[REFERENCE]
+    joined = f"{study.test}-4s"
+    assert row["scores"].keys() == {study.test, joined}
+    seed = study.exp_dir / REFERENCE / "seed0"
+    for decoding, subset in (("decode_ctc", study.test), ("decode_joined", joined)):
+        scored = json.loads((seed / decoding / "metrics.json").read_text())
+        for metric, rates in scored.items():
+            rate = metric.rpartition(".")[2]
+            assert row["scores"][subset][rate] == pytest.approx(
+                rates[subset][f"{rate}_Err"], abs=0.051
+            )
+    assert load(seed / "last.ckpt")["global_step"] == row["updates"] == 2
+    assert list(row["curve"].values())[-1] > 0
+    assert row["update_seconds"] > 0
+    assert row["update_memory"] > 0
+    assert row["real_time_factor"].keys() == {"15", "120"}
+    assert row["scores"][study.test]["CER_difference"] is None
+
+
+def test_models_are_equally_large(study):
+    sizes = [row["parameters"] for row in study.first.values()]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.03 * min(sizes)
+    conf = study.first[LOCAL]["config"]["encoder_conf"]
+    assert conf["linear_units"] > 128
+
+
+def test_failed_row_says_so_and_the_others_go_on(study):
+    row = study.first[LOCAL]
+    assert row["scores"] == {}
+    assert "conf" in row["failures"]["0"]
+    assert f"FAILED {LOCAL}, seed 0" in study.output
+    section = study.first_page.partition(f"### {study.test}\n")[2].partition("###")[0]
+    (line,) = [line for line in section.splitlines() if f"| {LOCAL} |" in line]
+    assert "failed" in line
+    assert "fastformer-time" in study.first_page.partition("### Not run")[2]
+    # Directories of this machine are nobody's business.
+    assert str(study.root) not in study.first_page.partition("### Failed")[0]
+
+
+def test_goes_on_where_it_was(study, an4_corpus):
+    (study.exp_dir / LOCAL / "seed0" / "conf").unlink()
+    study.page.write_text(f"before\n{study.first_page}after\n")
+    before = study.written()
+    study.run("--jobs", "2")
+    after = study.written()
+    assert {p: after[p] for p in before if REFERENCE in p.parts} == {
+        p: before[p] for p in before if REFERENCE in p.parts
+    }
+    row = study.results()[LOCAL]
+    assert row["failures"] == {}
+    difference = row["scores"][study.test]["CER_difference"]
+    rates = [
+        study.results()[r]["scores"][study.test]["CER"] for r in (LOCAL, REFERENCE)
+    ]
+    assert difference["value"] == pytest.approx(rates[0] - rates[1])
+    assert difference["low"] <= difference["value"] <= difference["high"]
+    page = study.page.read_text()
+    assert page.startswith("before\n") and page.endswith("after\n")
+    for picture in ("updates", "time"):
+        assert (study.page.parent / "images" / f"accuracy_{picture}.png").is_file()
+
+
+@pytest.fixture(scope="module")
+def module():
+    """study.py, for what ends before it starts any other process."""
+    spec = importlib.util.spec_from_file_location("study", RECIPE_DIR / "study.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rows", "lstm"], "there is no row or group 'lstm'"),
+        (["--asr_config", "train.yaml"], "--asr_config is what"),
+        (["--max_epoch", "3"], "unrecognized arguments: --max_epoch 3"),
+        (["--study", "nothing.yaml"], "nothing.yaml"),
+        (["--speed_perturb_factors", "0.9", "1.0"], "other --speed_perturb_factors"),
+    ],
+)
+def test_options_that_lead_nowhere_are_named(study, module, options, message, capsys):
+    with pytest.raises(SystemExit) as error:
+        module.main([*study.options, *options])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_settings_cannot_change_between_rows(study, module, capsys):
+    study.file.write_text(STUDY.replace("lr: 0.001", "lr: 0.1"))
+    try:
+        with pytest.raises(SystemExit):
+            module.main(study.options)
+    finally:
+        study.file.write_text(STUDY)
+    message = f"{REFERENCE} was trained with other optim_conf"
+    assert message in capsys.readouterr().err
+
+
+def test_unequal_models_are_refused(study, module, tmp_path, capsys):
+    unequal = STUDY.replace(
+        "interctc_layer_idx: [1]",
+        "interctc_layer_idx: [1]\n                linear_units: 8",
+    )
+    study.file.write_text(unequal)
+    try:
+        with pytest.raises(SystemExit):
+            module.main([*study.options, "--exp_dir", str(tmp_path)])
+    finally:
+        study.file.write_text(STUDY)
+    error = capsys.readouterr().err
+    assert f"by more than 3% from {REFERENCE}: {LOCAL}" in error
+
+
+def test_time_instead_of_updates(study, module, tmp_path):
+    exp_dir = tmp_path / "exp"
+    arguments = [*study.options, "--exp_dir", str(exp_dir), "--rows", "time"]
+    options, command = module.get_parser().parse_known_args(arguments)
+    recipe = module.run.get_parser().parse_args(command)
+
+    def settle():
+        runner = module.Runner(options, recipe, command)
+        runner.check()
+        runner.settle_updates()
+        return yaml.safe_load((exp_dir / "fastformer-time" / "train.yaml").read_text())
+
+    with pytest.raises(module.StudyError, match="fastformer-time: the stage speed"):
+        settle()
+    # As if an update of the reference took ten times as long.
+    measured = json.loads((study.exp_dir / REFERENCE / "speed.json").read_text())
+    for name, seconds in ((REFERENCE, 1.0), ("fastformer-time", 0.1)):
+        speed = [{**measured[0], "seconds": [seconds]}, *measured[1:]]
+        (exp_dir / name / "speed.json").write_text(json.dumps(speed))
+    config = settle()
+    assert config["max_epoch"] == config["scheduler_conf"]["max_steps"] == 20
+    # What has begun keeps its length, whatever is measured later.
+    (exp_dir / "fastformer-time" / "seed0").mkdir()
+    speed[0]["seconds"] = [0.5]
+    (exp_dir / "fastformer-time" / "speed.json").write_text(json.dumps(speed))
+    assert settle() == config
