@@ -21,9 +21,9 @@ def commands() -> list[list[str]]:
     script = script.replace("\\\n", " ")
     variables = {"conf": str(ROOT / "conf")}
     for name, value in re.findall(r'^(\w+)="([^"]*)"$', script, re.M):
-        variables[name] = re.sub(
-            r"\$(\w+)", lambda match: variables[match[1]], value
-        ).replace("\n", " ")
+        # Inside of --wrap, a line break would end the command.
+        assert "\n" not in value
+        variables[name] = re.sub(r"\$(\w+)", lambda match: variables[match[1]], value)
     script = re.sub(r'^\w+=("[^"]*"|\S+)$', "", script, flags=re.M)
     script = re.sub(r"\$(\w+)", lambda match: variables[match[1]], script)
     return [shlex.split(line, comments=True) for line in script.splitlines() if line]
