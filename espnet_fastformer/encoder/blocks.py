@@ -16,11 +16,9 @@ from espnet2.legacy.nets.pytorch_backend.nets_utils import get_activation
 from espnet2.legacy.nets.pytorch_backend.transformer.encoder_layer import (
     EncoderLayer as TransformerEncoderLayer,
 )
-from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward import (
-    PositionwiseFeedForward,
-)
 
 from espnet_fastformer.encoder.options import check_odd, check_rates
+from espnet_fastformer.layers.feed_forward import PositionwiseFeedForward
 
 MERGE_METHODS = ("concat", "learned_ave", "fixed_ave")
 BRANCHFORMER_OPTIONS = (

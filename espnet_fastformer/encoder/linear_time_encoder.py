@@ -314,6 +314,13 @@ class LinearTimeEncoder(AbsEncoder):
         else:
             mask = ~masks
         x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
+        olens = mask.squeeze(1).sum(1)
+        if (
+            masks is None
+            and not torch.compiler.is_compiling()
+            and int(ilens.min()) == xs_pad.size(1)
+        ):
+            mask = None  # Every layer would copy its input to change nothing.
 
         intermediate = []
         for number, block in enumerate(self.encoders, start=1):
@@ -331,7 +338,6 @@ class LinearTimeEncoder(AbsEncoder):
                     x = x + self.conditioning_layer(ctc.softmax(out))
 
         x = self.after_norm(x)
-        olens = mask.squeeze(1).sum(1)
         return (x, intermediate) if intermediate else x, olens, None
 
     def _embed(
@@ -351,8 +357,12 @@ class LinearTimeEncoder(AbsEncoder):
         return module(*args)
 
     def _call_or_drop(
-        self, number: int, block: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        number: int,
+        block: torch.nn.Module,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.training or self.layer_drop_rate == 0:
             return self._call(number, block, x, mask)
         is_dropped = torch.rand(1) < self.layer_drop_rate
