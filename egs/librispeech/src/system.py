@@ -100,7 +100,7 @@ class LibriSpeechSystem(ASRSystem):
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
-        with _explain_full_disk(self.exp_dir):
+        with _explain_full_disk(self.exp_dir), _explain_other_model(checkpoint):
             super().train()
 
     def infer(self, *args, **kwargs) -> None:
@@ -220,6 +220,20 @@ def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
             shards = []
         if len(shards) != number:
             shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _explain_other_model(checkpoint: Path | None) -> Iterator[None]:
+    """Say what to do if the parameters of a checkpoint are not the model's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if checkpoint is None or "loading state_dict" not in str(error):
+            raise
+        raise ValueError(
+            f"{checkpoint} is of another model than this config: give the config that "
+            f"it was trained with, or another --exp_dir or --exp_tag. {error}"
+        ) from error
 
 
 def _unlock(directories: Iterable[Path]) -> None:

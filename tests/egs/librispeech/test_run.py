@@ -127,6 +127,17 @@ def test_training_starts_from_another_model(an4_recipe):
         torch.testing.assert_close(after[name], weight)
 
 
+def test_training_does_not_go_on_with_another_model(an4_recipe):
+    before = an4_recipe.timestamps()
+    options = ("--stages", "train", "--encoder_conf", "output_size=32")
+    process = an4_recipe.start(*options, "--max_epoch", "2")
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    last = an4_recipe.exp_dir / "last.ckpt"
+    assert f"ValueError: {last} is of another model" in output
+    assert last.exists() and an4_recipe.timestamps() == before
+
+
 def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
     config = CONF_DIR / "decode_ctc.yaml"
     before = an4_recipe.timestamps()
