@@ -45,8 +45,8 @@ class ForgetLostCheckpoints(Callback):
     average ESPnet3 could not compute.
     """
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the files of every list."""
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the files of every list, which a checkpoint has just restored."""
         for callback in trainer.callbacks:
             if isinstance(callback, ModelCheckpoint):
                 best = callback.best_k_models
