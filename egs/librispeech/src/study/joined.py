@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,6 +23,13 @@ SPEAKER_CHAPTER = "joined-0"
 def joined_name(subset: str, seconds: float) -> str:
     """Name a subset of long recordings."""
     return f"{subset}-{seconds:g}s"
+
+
+def find_joined(directory: Path, subset: str) -> list[str]:
+    """Name the long recordings of a subset that there are, the shorter ones first."""
+    pattern = re.compile(rf"{re.escape(subset)}-([\d.e+]+)s")
+    found = filter(None, (pattern.fullmatch(path.name) for path in directory.glob("*")))
+    return [match[0] for match in sorted(found, key=lambda match: float(match[1]))]
 
 
 def join_subset(

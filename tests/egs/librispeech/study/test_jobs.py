@@ -27,6 +27,7 @@ def test_every_job_runs_whatever_becomes_of_the_others(tmp_path):
 def test_no_more_at_a_time_than_asked_for(tmp_path, at_a_time):
     events = tmp_path / "events"
     code = f"""
+import time
 def note(sign):
     with open({str(events)!r}, "a") as file:
         file.write(sign)

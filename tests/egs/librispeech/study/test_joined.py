@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import soundfile
-from src.study.joined import SILENCE, join_subset, joined_name
+from src.study.joined import SILENCE, find_joined, join_subset, joined_name
 
 from tests.inference.models import noise
 
@@ -56,3 +56,10 @@ def test_recordings_stay_as_they_are(corpus, tmp_path):
     before = [file.stat().st_mtime_ns for file in files]
     join_subset(corpus, "test", 5, tmp_path)
     assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_recordings_are_found_by_length(tmp_path):
+    for name in ("test-120s", "test-30s", "test-0.5s", "test-other-30s", "test-s", "a"):
+        (tmp_path / name).mkdir()
+    assert find_joined(tmp_path, "test") == ["test-0.5s", "test-30s", "test-120s"]
+    assert find_joined(tmp_path / "nowhere", "test") == []

@@ -1,0 +1,480 @@
+"""The stages of a study, in the directory that it is kept in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from dataset.corpus import resolve_corpus
+from omegaconf import DictConfig, OmegaConf
+
+from benchmarks.measure import Settings
+from benchmarks.results import describe_machine, table
+
+from ..configs import SUBSETS
+from ..espnet2_config import mixed_precision
+from .jobs import Job, last_line, run_jobs
+from .joined import find_joined, join_subset, joined_name
+from .models import count_parameters, parse_options
+from .page import write_page
+from .results import (
+    CONFIG,
+    FAILURE,
+    SPEED,
+    RowResult,
+    count_updates,
+    has_scores,
+    read_row,
+    read_speed,
+    write_speed,
+)
+from .rows import Row, Study, read_study, size_row, with_budget
+from .speed import mean_batch, measure_rows
+
+RUN = Path(__file__).parents[2] / "run.py"
+PREPARATION = ("create_dataset", "train_tokenizer", "collect_stats")
+# Options of run.py that make another training of it. Test subsets can be added.
+LASTING_OPTIONS = (
+    "corpus",
+    "corpus_conf",
+    "nbpe",
+    "skip_broken_utterances",
+    "speed_perturb_factors",
+    "token_type",
+    "train_subsets",
+    "valid_subsets",
+)
+# Characters of English, with what ESPnet adds: what models are counted with before
+# there is a token list.
+NUM_CHARACTERS = 31
+JOINED = "decode_joined"
+# A machine may be busy with something else for a while.
+TIME_LIMIT = 3600.0
+
+
+class StudyError(Exception):
+    """What keeps the whole study from going on."""
+
+
+class Runner:
+    """A study in the directory that it is kept in.
+
+    Args:
+        options: Of this command.
+        recipe: Options of run.py.
+        recipe_command: The same as the command line gives them.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        recipe: argparse.Namespace,
+        recipe_command: Sequence[str],
+    ) -> None:
+        self.options = options
+        self.recipe = recipe
+        self.recipe_command = list(recipe_command)
+        self.exp_dir = options.exp_dir.absolute()
+        self.study: Study = read_study(options.study)
+        self.rows = self.study.choose(options.rows)
+        self.threads = max(1, torch.get_num_threads() // options.jobs)
+        number = recipe.nbpe if recipe.token_type == "bpe" else NUM_CHARACTERS
+        self.placeholders = [str(index) for index in range(number)]
+
+    def check(self) -> None:
+        """Size the models, show their sizes and keep their configs.
+
+        Raises:
+            ValueError: A row is too large or too small, or was trained otherwise.
+        """
+        self._check_lasting_options()
+        reference = self.study.rows[self.study.reference]
+        _, wanted = self._size(reference, None)
+        lines, off, configs = [], [], []
+        for row in self._with_others(reference.name):
+            config, parameters = self._size(row, wanted)
+            share = parameters / wanted - 1
+            size = str(config["encoder_conf"][row.fit])
+            lines.append(
+                (row.name, f"{parameters:,}", f"{share:+.1%}", f"{row.fit} {size}")
+            )
+            if abs(share) > self.study.tolerance:
+                off.append(row.name)
+            configs.append((row, config))
+        header = ("encoder", "parameters", "against the reference", "size")
+        print(table(header, lines), flush=True)
+        if off:
+            raise ValueError(
+                f"parameters differ by more than {self.study.tolerance:.0%} from "
+                f"{self.study.reference}: {', '.join(off)}. Leave the size out of its "
+                "encoder_conf to have it fitted, or let `fit` name another size"
+            )
+        for row, config in configs:
+            self._keep(row, config)
+
+    def prepare(self) -> None:
+        """Prepare the corpus, the tokens and the statistics that all rows share.
+
+        Raises:
+            StudyError: It failed.
+        """
+        if self._is_prepared():
+            return
+        command = self._command(
+            self._path(self.study.reference) / CONFIG,
+            self._prepared,
+            PREPARATION,
+            self.options.inference_config,
+        )
+        job = Job("prepare the corpus", command, self.exp_dir / "prepare.log")
+        for _, status in run_jobs([job], 1, torch.get_num_threads()):
+            if status:
+                raise StudyError(f"{last_line(job.log)} (see {job.log})")
+
+    def speed(self) -> None:
+        """Measure what has not been measured yet, rows taking turns."""
+        missing = {
+            row.name: self._parse(row.name)
+            for row in self._with_others()
+            if not self._is_measured(row.name)
+        }
+        if not missing:
+            return
+        config = self.study.rows[self.study.reference].asr_config
+        stats_dir = Path(self._prepared_config("training").stats_dir)
+        batch = mean_batch(stats_dir, config["batch_bins"])
+        print(f"measure {', '.join(missing)}", flush=True)
+        results = measure_rows(
+            missing, self._tokens, batch, self._machine, self._dtype(config)
+        )
+        for name, measured in results.items():
+            write_speed(self._path(name), measured)
+
+    def train(self) -> None:
+        """Train, decode and score what is not finished."""
+        self.settle_updates()
+        self._run(
+            ("train", "infer", "measure"),
+            self.options.inference_config,
+            self._subsets["test"],
+            self.recipe_command,
+            is_wanted=lambda directory: True,
+        )
+
+    def settle_updates(self) -> None:
+        """Give rows as many updates as fit into the time of another, once and for all.
+
+        Raises:
+            StudyError: One of them is not measured.
+        """
+        for row in self.rows:
+            directory = self._path(row.name)
+            if row.time_of is None or self._is_trained(row.name):
+                continue
+            speeds = [read_speed(self._path(name)) for name in (row.time_of, row.name)]
+            if not all(speeds) or any(results[0].failure for results in speeds):
+                raise StudyError(f"{row.name}: the stage speed has not measured it")
+            theirs, own = (results[0].median for results in speeds)
+            config = with_budget(row.asr_config, theirs / own)
+            path = directory / CONFIG
+            sized = yaml.safe_load(path.read_text("utf-8"))
+            sized |= {key: config[key] for key in ("max_epoch", "scheduler_conf")}
+            path.write_text(yaml.safe_dump(sized, sort_keys=False), "utf-8")
+            print(f"{row.name}: {count_updates(sized):,} updates", flush=True)
+
+    def joined(self) -> None:
+        """Decode and score the joined test subsets with what is trained."""
+        lengths = self.options.joined_seconds
+        if not lengths:
+            return
+        directory = self.exp_dir / "joined"
+        directory.mkdir(parents=True, exist_ok=True)
+        for subset in {*self._subsets["train"], *self._subsets["valid"]}:
+            link = directory / subset
+            if not link.is_symlink():
+                link.symlink_to(self._corpus / subset)
+        for subset in self._subsets["test"]:
+            for seconds in lengths:
+                join_subset(self._corpus, subset, seconds, directory)
+        decoding = directory / f"{JOINED}.yaml"
+        # Long recordings fill the memory one by one.
+        search = yaml.safe_load(self.options.inference_config.read_text("utf-8"))
+        decoding.write_text(yaml.safe_dump({**search, "batch_size": 1}), "utf-8")
+        names = [
+            joined_name(subset, seconds)
+            for subset in self._subsets["test"]
+            for seconds in lengths
+        ]
+        subsets = {**self._subsets, "test": names}
+        command = ["--corpus", str(directory), "--token_type", self.recipe.token_type]
+        command += ["--nbpe", str(self.recipe.nbpe)]
+        command += ["--data_dir", str(directory / "data")]
+        if self.recipe.ngpu is not None:
+            command += ["--ngpu", str(self.recipe.ngpu)]
+        for role, members in subsets.items():
+            command += [f"--{role}_subsets", *members]
+        self._run(
+            ("infer", "measure"),
+            decoding,
+            names,
+            command,
+            is_wanted=lambda path: any(path.glob("*.ave.pth")),
+        )
+
+    def report(self) -> None:
+        """Write and print the tables."""
+        test = self._subsets["test"]
+        joined = {
+            subset: find_joined(self.exp_dir / "joined", subset) for subset in test
+        }
+        decodings = {
+            self.options.inference_config.stem: test,
+            JOINED: [name for names in joined.values() for name in names],
+        }
+        rows = [
+            self._read(row, decodings)
+            for row in self.study.rows.values()
+            if self._is_trained(row.name)
+        ]
+        started = {row.name for row in rows}
+        page = self.options.page or self.exp_dir / "RESULTS.md"
+        commands = (self.exp_dir / "commands.txt").read_text("utf-8").splitlines()
+        facts = {
+            "machine": describe_machine(self._machine),
+            "commands": list(dict.fromkeys(commands)),
+            "settings": self._settings(),
+        }
+        print(
+            write_page(
+                page,
+                rows,
+                self.study.reference,
+                test,
+                {s: names for s, names in joined.items() if names},
+                facts,
+                [name for name in self.study.rows if name not in started],
+            )
+        )
+        print(f"\nin {page}")
+
+    def _is_prepared(self) -> bool:
+        try:
+            training = self._prepared_config("training")
+        except StudyError:
+            return False
+        # What its stages write last.
+        stats = [Path(training.stats_dir, role, "token_shape") for role in SUBSETS[:2]]
+        asked = self.recipe.test_subsets
+        return all(path.is_file() for path in stats) and (
+            asked is None or asked == self._subsets["test"]
+        )
+
+    def _is_measured(self, name: str) -> bool:
+        results = read_speed(self._path(name))
+        return bool(results) and not any(result.failure for result in results)
+
+    def _is_trained(self, name: str) -> bool:
+        return any(self._path(name).glob("seed*/"))
+
+    def _path(self, name: str) -> Path:
+        return self.exp_dir / name
+
+    @property
+    def _prepared(self) -> Path:
+        return self.exp_dir / "prepare"
+
+    def _prepared_config(self, role: str) -> DictConfig:
+        path = self._prepared / "conf" / f"{role}.yaml"
+        if not path.is_file():
+            raise StudyError(f"{path} is not there: run the stage train first")
+        return OmegaConf.load(path)
+
+    @property
+    def _subsets(self) -> dict[str, list[str]]:
+        training = self._prepared_config("training").dataset
+        test = self._prepared_config("metrics").dataset.test
+        datasets = {"train": training.train, "valid": training.valid, "test": test}
+        return {role: [d.name for d in members] for role, members in datasets.items()}
+
+    @property
+    def _corpus(self) -> Path:
+        return resolve_corpus(self._prepared_config("training").source_dir)
+
+    @property
+    def _tokens(self) -> list[str]:
+        path = Path(self._prepared_config("training").model.token_list)
+        return path.read_text(encoding="utf-8").splitlines()
+
+    @cached_property
+    def _machine(self) -> Settings:
+        ngpu = self.recipe.ngpu
+        on_gpu = torch.cuda.is_available() if ngpu is None else ngpu > 0
+        return Settings(
+            device="cuda" if on_gpu else "cpu",
+            threads=self.threads,
+            time_limit=TIME_LIMIT,
+        )
+
+    def _dtype(self, config: Mapping[str, Any]) -> str:
+        if not config.get("use_amp"):
+            return "float32"
+        precision = mixed_precision(self._machine.device == "cuda")
+        return "bfloat16" if precision == "bf16-mixed" else "float32"
+
+    def _size(self, row: Row, parameters: int | None) -> tuple[dict[str, Any], int]:
+        if row.name == self.study.reference:
+            parameters = None
+        return size_row(row, self.recipe.token_type, self.placeholders, parameters)
+
+    def _parse(self, name: str) -> argparse.Namespace:
+        config = yaml.safe_load((self._path(name) / CONFIG).read_text("utf-8"))
+        return parse_options(config, self.recipe.token_type)
+
+    def _read(self, row: Row, decodings: Mapping[str, Sequence[str]]) -> RowResult:
+        parameters = count_parameters(self._parse(row.name), self._tokens)
+        return read_row(self._path(row.name), parameters, decodings)
+
+    def _with_others(self, *names: str) -> list[Row]:
+        """Return these rows, those whose time the chosen ones get, and the chosen."""
+        timed = (row.time_of for row in self.rows if row.time_of is not None)
+        chosen = (row.name for row in self.rows)
+        return [
+            self.study.rows[name] for name in dict.fromkeys((*names, *timed, *chosen))
+        ]
+
+    def _check_lasting_options(self) -> None:
+        now = {name: getattr(self.recipe, name) for name in LASTING_OPTIONS}
+        path = self.exp_dir / "options.json"
+        if path.is_file():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            changed = [name for name in now if now[name] != before.get(name)]
+            if changed and any(map(self._is_trained, self.study.rows)):
+                raise ValueError(
+                    f"{self.exp_dir} holds a study with other "
+                    f"{', '.join(f'--{name}' for name in changed)}: give it again, or "
+                    "another --exp_dir"
+                )
+            if changed:
+                shutil.rmtree(self._prepared, ignore_errors=True)
+                for name in self.study.rows:
+                    (self._path(name) / SPEED).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+
+    def _keep(self, row: Row, config: Mapping[str, Any]) -> None:
+        """Write the config of a row, or check that it is the one that is there."""
+        path = self._path(row.name) / CONFIG
+        if path.is_file():
+            before = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if row.time_of is not None:
+                # Once measured, the time that it has stays what it is.
+                config = with_budget(config, before["max_epoch"] / config["max_epoch"])
+            if before == config:
+                return
+            if self._is_trained(row.name):
+                changed = [
+                    key
+                    for key in sorted({*before, *config})
+                    if before.get(key) != config.get(key)
+                ]
+                raise ValueError(
+                    f"{row.name} was trained with other {', '.join(changed)}: remove "
+                    f"{path.parent}, or give another --exp_dir"
+                )
+            # What was measured is of another model.
+            (path.parent / SPEED).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(dict(config), sort_keys=False), "utf-8")
+
+    def _command(
+        self,
+        config: Path,
+        directory: Path,
+        stages: Iterable[str],
+        decoding: Path,
+        recipe_command: Sequence[str] | None = None,
+    ) -> list[str]:
+        command = self.recipe_command if recipe_command is None else recipe_command
+        return [
+            *(sys.executable, str(RUN), *command),
+            *("--asr_config", str(config), "--exp_dir", str(directory)),
+            *("--inference_config", str(decoding), "--stages", *stages),
+        ]
+
+    def _run(
+        self,
+        stages: Sequence[str],
+        decoding: Path,
+        subsets: Sequence[str],
+        recipe_command: Sequence[str],
+        is_wanted: Callable[[Path], bool],
+    ) -> None:
+        """Run stages of run.py for every row and seed that lacks their scores."""
+        jobs, directories = [], {}
+        for seed in self.options.seeds:
+            for row in self.rows:
+                directory = self._path(row.name) / f"seed{seed}"
+                if has_scores(directory, decoding.stem, subsets):
+                    continue
+                if not is_wanted(directory):
+                    continue
+                command = self._command(
+                    self._path(row.name) / CONFIG,
+                    directory,
+                    stages,
+                    decoding,
+                    recipe_command,
+                )
+                name = f"{row.name}, seed {seed}: {' '.join(stages)}"
+                log = directory.with_suffix(".log")
+                jobs.append(Job(name, [*command, "--seed", str(seed)], log))
+                directories[log] = directory
+        with closing(run_jobs(jobs, self.options.jobs, self.threads)) as ended:
+            for job, status in ended:
+                failure = directories[job.log] / FAILURE
+                failure.parent.mkdir(parents=True, exist_ok=True)
+                failure.unlink(missing_ok=True)
+                if status:
+                    reason = last_line(job.log) or f"exit status {status}"
+                    failure.write_text(reason, encoding="utf-8")
+                    print(f"FAILED {job.name}: {reason}", flush=True)
+
+    def _settings(self) -> dict[str, str]:
+        config = self.study.rows[self.study.reference].asr_config
+        tokens = self.recipe.token_type
+        if tokens == "bpe":
+            tokens += f", {self.recipe.nbpe}"
+        subsets = {role: ", ".join(names) for role, names in self._subsets.items()}
+        return {
+            "trained on": f"{subsets['train']}; validated on {subsets['valid']}",
+            "tokens": tokens,
+            "updates": f"{count_updates(config):,}",
+            "batch_bins": f"{config['batch_bins']:,}",
+            "optimizer": f"{config.get('optim')} {config.get('optim_conf')}, "
+            f"{config.get('scheduler')} {config.get('scheduler_conf')}",
+            "all encoders": str(self._common_encoder_conf()),
+            "decoding": self.options.inference_config.name,
+            "CER, WER": "percent; the average of the seeds, and each of them",
+            "against the reference": f"CER less that of {self.study.reference}, with "
+            "the 95 % interval of a paired bootstrap over utterances",
+            "update": "forward and backward of a batch of mean size, without the "
+            f"optimizer; threads: {self.threads}",
+        }
+
+    def _common_encoder_conf(self) -> dict[str, Any]:
+        confs = [row.asr_config["encoder_conf"] for row in self.study.rows.values()]
+        reference = self.study.rows[self.study.reference].asr_config["encoder_conf"]
+        return {
+            key: value
+            for key, value in reference.items()
+            if all(conf.get(key) == value for conf in confs)
+        }
