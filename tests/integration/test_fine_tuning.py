@@ -1,11 +1,11 @@
-"""Models of ESPnet's own encoders, trained further as ours."""
+"""Models of ESPnet's own encoders, trained further as ours, averaged and moved."""
 
 import logging
 
 import numpy as np
 import pytest
 import torch
-from espnet2.bin import asr_train
+from espnet2.bin import asr_train, pack
 from espnet2.bin.asr_inference import Speech2Text
 
 from espnet_fastformer import register
@@ -145,3 +145,24 @@ def test_lora(encoder, data, tmp_path):
     apart = encode(tmp_path / "tuned", training=True)
     torch.testing.assert_close(apart, merged, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(merged, encode(tmp_path / "base", training=False))
+
+
+def test_average_is_packed_and_unpacked(data, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    # Archives are unpacked there.
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    exp = tmp_path / "exp"
+    train(data, exp, encoder="aft", max_epoch=2, keep_nbest_models=2)
+    epochs = [torch.load(exp / f"{epoch}epoch.pth") for epoch in (1, 2)]
+    average = torch.load(exp / "valid.loss.ave.pth")
+    for name, weight in average.items():
+        torch.testing.assert_close(weight, (epochs[0][name] + epochs[1][name]) / 2)
+
+    files = ("--asr_train_config", "exp/config.yaml")
+    files += ("--asr_model_file", "exp/valid.loss.ave.pth")
+    pack.main(["asr", *files, "--outpath", "model.zip"])
+    archive = (tmp_path / "model.zip").rename(tmp_path / "elsewhere.zip")
+    exp.rename(tmp_path / "gone")
+    model = Speech2Text.from_pretrained(str(archive), beam_size=1).asr_model
+    assert_equal(dict(model.state_dict()), average)
+    assert "in the checkpoint" not in caplog.text
