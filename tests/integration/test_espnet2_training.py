@@ -1,0 +1,143 @@
+"""What espnet2.bin.asr_train and Speech2Text make of data as it should not be."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import yaml
+from espnet2.bin.asr_inference import Speech2Text
+from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import TooShortUttError
+from espnet2.tasks.asr import ASRTask
+
+from espnet_fastformer import register
+
+FS = 16000
+TOKENS = ["<blank>", "<unk>", "<space>", *"ABCDE", "<sos/eos>"]
+CONFIG = {
+    "token_type": "char",
+    "token_list": TOKENS,
+    "frontend_conf": {"n_fft": 512, "hop_length": 160, "n_mels": 20},
+    "encoder_conf": {
+        "output_size": 16,
+        "attention_heads": 2,
+        "cgmlp_linear_units": 16,
+        "cgmlp_conv_kernel": 3,
+        "num_blocks": 1,
+    },
+    "model_conf": {"ctc_weight": 1.0},
+    "batch_type": "sorted",
+    "batch_size": 2,
+    "valid_batch_size": 1,
+    "num_workers": 0,
+    "max_epoch": 2,
+    "optim": "adam",
+    "best_model_criterion": [["valid", "loss", "min"]],
+    "use_tensorboard": False,
+    "num_att_plot": 0,
+}
+
+register()
+
+
+def tone(seconds: float, fs: int = FS) -> np.ndarray:
+    time = np.arange(round(seconds * fs)) / fs
+    return (0.3 * np.sin(2 * np.pi * (300 + 200 * time) * time)).astype("float32")
+
+
+def train(directory: Path, encoder: str, odd: np.ndarray, text: str = "AB", fs=FS):
+    """Train on two good utterances and an odd one, and return where."""
+    utterances = {"good1": tone(0.5), "good2": tone(0.6), "odd": odd}
+    for name, samples in utterances.items():
+        rate = fs if name == "odd" else FS
+        soundfile.write(directory / f"{name}.wav", samples, rate, "FLOAT")
+    data = {
+        "wav.scp": {name: directory / f"{name}.wav" for name in utterances},
+        "text": {"good1": "A CAB", "good2": "BED", "odd": text},
+        "speech_shape": {name: len(x) or 1 for name, x in utterances.items()},
+    }
+    for file, lines in data.items():
+        content = "".join(f"{name} {value}\n" for name, value in lines.items())
+        (directory / file).write_text(content)
+    (directory / "train.yaml").write_text(yaml.safe_dump(CONFIG | {"encoder": encoder}))
+    files = (f"{directory}/wav.scp,speech,sound", f"{directory}/text,text,text")
+    options = [
+        "--config",
+        f"{directory}/train.yaml",
+        "--output_dir",
+        f"{directory}/exp",
+    ]
+    for phase in ("train", "valid"):
+        for file in files:
+            options += [f"--{phase}_data_path_and_name_and_type", file]
+        options += [f"--{phase}_shape_file", f"{directory}/speech_shape"]
+    ASRTask.main(cmd=options)
+    return directory / "exp"
+
+
+def recognize(exp: Path, samples: np.ndarray) -> str:
+    speech2text = Speech2Text(
+        exp / "config.yaml",
+        exp / "valid.loss.ave.pth",
+        beam_size=2,
+        ctc_weight=1.0,
+        maxlenratio=-5,
+    )
+    return speech2text(samples)[0][0]
+
+
+every_encoder = pytest.mark.parametrize("encoder", ["fastformer", "aft"])
+
+
+@pytest.mark.parametrize(
+    "encoder, odd, options",
+    [
+        pytest.param("fastformer", np.sign(tone(0.5)), {}, id="clipped"),
+        pytest.param("aft", 100 * tone(0.5), {}, id="loud"),
+        pytest.param("fastformer", 0 * tone(0.5), {}, id="silent"),
+        pytest.param("aft", tone(10), {}, id="long"),
+        pytest.param(
+            "fastformer", tone(0.1), {"text": "FAR TOO MUCH TEXT"}, id="short"
+        ),
+        pytest.param("aft", tone(0.5), {"text": "X Ü ☃"}, id="unknown-characters"),
+        pytest.param("fastformer", tone(0.5), {"text": ""}, id="no-text"),
+    ],
+)
+def test_odd_data_that_can_be_learned_from(encoder, odd, options, tmp_path):
+    exp = train(tmp_path, encoder, odd, **options)
+    model = torch.load(exp / "valid.loss.ave.pth", weights_only=True)
+    assert all(value.isfinite().all() for value in model.values())
+    assert isinstance(recognize(exp, odd), str)
+
+
+@every_encoder
+def test_too_short_audio_is_named(encoder, tmp_path):
+    with pytest.raises(TooShortUttError, match="6 frames .* needs at least 7 frames"):
+        train(tmp_path, encoder, tone(0.05))
+
+
+@every_encoder
+@pytest.mark.parametrize(
+    "odd, fs, words",
+    [
+        (tone(0.5, 8000), 8000, "Sampling rates are mismatched: 16000 != 8000"),
+        # asr.sh leaves one channel of each file.
+        (np.stack([tone(0.5), tone(0.5)], axis=1), FS, r"\[8000, 2\]"),
+    ],
+    ids=["8kHz", "stereo"],
+)
+def test_audio_unlike_the_rest_ends_the_training(encoder, odd, fs, words, tmp_path):
+    with pytest.raises(RuntimeError, match=words):
+        train(tmp_path, encoder, odd, fs=fs)
+    assert not list(tmp_path.glob("exp/*.pth"))
+
+
+@every_encoder
+def test_audio_that_is_no_number_is_skipped_with_a_warning(encoder, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        exp = train(tmp_path, encoder, tone(0.5) * np.nan)
+    assert "The grad norm is nan. Skipping updating the model" in caplog.text
+    model = torch.load(exp / "valid.loss.ave.pth", weights_only=True)
+    assert all(value.isfinite().all() for value in model.values())
