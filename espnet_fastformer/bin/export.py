@@ -79,8 +79,9 @@ def main(cmd: Sequence[str] | None = None) -> int:
     from espnet_fastformer.export.runtime import load
 
     suffix = SUFFIXES[args.format]
-    if args.output is not None and args.output.suffix != Path(suffix).suffix:
-        parser.error(f"--output must end in {Path(suffix).suffix}: {args.output}")
+    ending = suffix[suffix.rindex(".") :]
+    if args.output is not None and args.output.suffix != ending:
+        parser.error(f"--output must end in {ending}: {args.output}")
     try:
         config, model_file = find_model(args)
         model = load_experiment(config, model_file)

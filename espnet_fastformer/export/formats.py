@@ -36,7 +36,13 @@ def trace(module: torch.nn.Module, num_feats: int) -> torch.export.ExportedProgr
     frames = torch.export.Dim("frames", min=sum(receptive_field(module.encoder.embed)))
     shapes = {"feats": {0: batch, 1: frames}, "feats_lengths": {0: batch}}
     with torch.no_grad():
-        return torch.export.export(module, (feats, lengths), dynamic_shapes=shapes)
+        return torch.export.export(
+            module,
+            (feats, lengths),
+            dynamic_shapes=shapes,
+            # torch cannot prove some of its guards that hold for all these lengths.
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
 
 
 def write_torch_export(
@@ -51,6 +57,8 @@ def write_onnx(
     module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
 ) -> None:
     """Write an ONNX file; each value of the metadata is JSON."""
+    import onnxscript  # noqa: F401  torch.onnx needs it, and would say so late
+
     with warnings.catch_warnings():
         # It tells about its own insides.
         warnings.simplefilter("ignore")
