@@ -44,45 +44,9 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
         ValueError: One is of the wrong kind, or no model, optimizer or scheduler can
             be made of them. The message names the option and the file.
     """
-    for action in ASRTask.get_parser()._actions:
-        value = getattr(args, action.dest, None)
-        if action.choices and value is not None and value not in action.choices:
-            choices = ", ".join(map(str, filter(None, action.choices)))
-            raise ValueError(
-                f"{action.dest} in {config} must be one of {choices}, but is {value!r}"
-            )
-        is_mapping = isinstance(value, dict) or value is action.default
-        if action.dest.endswith("_conf") and not is_mapping:
-            raise ValueError(
-                f"{action.dest} in {config} must be a mapping, but is {value!r}"
-            )
-        for key, v in value.items() if isinstance(value, dict) else ():
-            if isinstance(v, str) and NUMBER_AS_TEXT.fullmatch(v):
-                raise ValueError(
-                    f"{action.dest}: {key} in {config} is text to YAML, not a number, "
-                    f"which is written 1.0e-3 or 0.001: {v!r}"
-                )
-    for name, least in LEAST.items():
-        value = getattr(args, name)
-        is_list = name == "keep_nbest_models" and isinstance(value, list) and value
-        values = value if is_list else [value]
-        if value is not None and any(type(v) is not int or v < least for v in values):
-            raise ValueError(
-                f"{name} in {config} must be a whole number from {least} on, but is "
-                f"{value!r}"
-            )
-    criteria = args.best_model_criterion
-    if not criteria or any(
-        not isinstance(criterion, (list, tuple))
-        or len(criterion) != 3
-        or criterion[0] not in ("train", "valid")
-        or criterion[2] not in ("min", "max")
-        for criterion in criteria
-    ):
-        raise ValueError(
-            f"best_model_criterion in {config} must be a list of [valid, acc, max] or "
-            f"the like, but is {criteria!r}"
-        )
+    _check_kinds(args, config)
+    _check_numbers(args, config)
+    _check_criteria(args, config)
     _try("the model", config, _build_model, args)
     optimizer = _try("optim_conf", config, _build_optimizer, args)
     if args.scheduler is not None:
@@ -111,6 +75,54 @@ def check_run_options(options: argparse.Namespace) -> None:
         values = value if isinstance(value, list) else [value]
         if value is not None and not all(0 < v < float("inf") for v in values):
             raise ValueError(f"--{name} must be above 0, but is {value}")
+
+
+def _check_kinds(args: argparse.Namespace, config: str | Path) -> None:
+    for action in ASRTask.get_parser()._actions:
+        value = getattr(args, action.dest, None)
+        if action.choices and value is not None and value not in action.choices:
+            choices = ", ".join(map(str, filter(None, action.choices)))
+            raise ValueError(
+                f"{action.dest} in {config} must be one of {choices}, but is {value!r}"
+            )
+        is_mapping = isinstance(value, dict) or value is action.default
+        if action.dest.endswith("_conf") and not is_mapping:
+            raise ValueError(
+                f"{action.dest} in {config} must be a mapping, but is {value!r}"
+            )
+        for key, v in value.items() if isinstance(value, dict) else ():
+            if isinstance(v, str) and NUMBER_AS_TEXT.fullmatch(v):
+                raise ValueError(
+                    f"{action.dest}: {key} in {config} is text to YAML, not a number, "
+                    f"which is written 1.0e-3 or 0.001: {v!r}"
+                )
+
+
+def _check_numbers(args: argparse.Namespace, config: str | Path) -> None:
+    for name, least in LEAST.items():
+        value = getattr(args, name)
+        is_list = name == "keep_nbest_models" and isinstance(value, list) and value
+        values = value if is_list else [value]
+        if value is not None and any(type(v) is not int or v < least for v in values):
+            raise ValueError(
+                f"{name} in {config} must be a whole number from {least} on, but is "
+                f"{value!r}"
+            )
+
+
+def _check_criteria(args: argparse.Namespace, config: str | Path) -> None:
+    criteria = args.best_model_criterion
+    if not criteria or any(
+        not isinstance(criterion, (list, tuple))
+        or len(criterion) != 3
+        or criterion[0] not in ("train", "valid")
+        or criterion[2] not in ("min", "max")
+        for criterion in criteria
+    ):
+        raise ValueError(
+            f"best_model_criterion in {config} must be a list of [valid, acc, max] or "
+            f"the like, but is {criteria!r}"
+        )
 
 
 def _try(name: str, config: str | Path, build, *args: Any, **options: Any) -> Any:
