@@ -1,0 +1,154 @@
+"""Graphs without breaks, and no compilation for each length."""
+
+import shutil
+
+import pytest
+import torch
+from espnet2.asr.ctc import CTC
+
+from tests.encoder.encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features
+
+# Lengths for which the layers compute in other ways, and others like them.
+LENGTHS = ([40, 39], [163, 120], [300, 61], [600, 400], [2100, 1500])
+OTHER_LENGTHS = ([47, 20, 20], [150, 149], [280, 200, 280], [640, 25], [1100, 900])
+
+SMALL = {"aft-full": {"aft_max_len": 100}}
+
+every_encoder = pytest.mark.parametrize("name", ENCODERS)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(encoder, backend="eager"):
+    return torch.compile(encoder, backend=backend, fullgraph=True, dynamic=True)
+
+
+@torch.no_grad()
+def check_inference(encoder, **options):
+    call = compiled(encoder)
+    for batch in (*LENGTHS, *OTHER_LENGTHS):
+        inputs = features(batch)
+        expected, olens, _ = encoder(*inputs, **options)
+        is_new = batch in LENGTHS
+        with torch.compiler.set_stance("default" if is_new else "fail_on_recompile"):
+            actual, actual_olens, _ = call(*inputs, **options)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(actual_olens, olens)
+
+
+@every_encoder
+def test_inference(name):
+    check_inference(build(name, **SMALL.get(name, {}), num_blocks=1))
+
+
+@pytest.mark.parametrize("block_type", BLOCK_TYPES[1:])
+def test_blocks(block_type):
+    check_inference(build("fastformer", block_type=block_type, num_blocks=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pos_enc_layer_type": "scaled_abs_pos", "input_layer": "conv2d6"},
+        {"pos_enc_layer_type": "conv", "input_layer": "linear"},
+        {"input_layer": "conv1d3", "use_ffn": True, "macaron_ffn": True},
+    ],
+)
+def test_options(options):
+    check_inference(build("aft-conv", num_blocks=1, **options))
+
+
+@pytest.mark.parametrize("bias", ["offset", "factorized"])
+def test_wide_window(bias):
+    encoder = build("aft-local", aft_window_size=100, aft_bias=bias, num_blocks=1)
+    check_inference(encoder)
+
+
+def test_conditioning():
+    encoder = build(
+        "fastformer", interctc_layer_idx=[1], interctc_use_conditioning=True
+    )
+    ctc = CTC(5, 16)
+    encoder.conditioning_layer = torch.nn.Linear(5, 16)
+    check_inference(encoder, ctc=ctc.eval())
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        *((name, {}) for name in ENCODERS),
+        ("fastformer", {"layer_drop_rate": 0.5, "gradient_checkpoint_layers": [0, 1]}),
+    ],
+)
+def test_training(name, options):
+    encoder = build(name, num_blocks=1, attention_dropout_rate=0.1, **options)
+    call = compiled(encoder.train(), "aot_eager")
+    for batch in (*LENGTHS, *OTHER_LENGTHS):
+        encoder.zero_grad()
+        is_new = batch in LENGTHS
+        with torch.compiler.set_stance("default" if is_new else "fail_on_recompile"):
+            out, *_ = call(*features(batch))
+        out.sin().sum().backward()
+        assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+@every_encoder
+def test_gradients_without_dropout(name):
+    encoder = build(
+        name,
+        num_blocks=1,
+        dropout_rate=0.0,
+        positional_dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    )
+    encoder.train()
+    call = compiled(encoder, "aot_eager")
+    inputs = features([163, 120])
+    gradients = []
+    for forward in (encoder, call):
+        encoder.zero_grad()
+        out, *_ = forward(*inputs)
+        out.sin().sum().backward()
+        gradients.append([p.grad.clone() for p in encoder.parameters()])
+    for actual, expected in zip(*reversed(gradients), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_layer_drop_skips_some_blocks():
+    options = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
+    encoder = build("fastformer", layer_drop_rate=0.5, **options).train()
+    call = compiled(encoder)
+    inputs = features([163, 120])
+    outputs = [call(*inputs)[0] for _ in range(30)]
+    kinds = {round(out.double().abs().sum().item(), 3) for out in outputs}
+    assert len(kinds) == 4  # both, either, or none of two blocks
+
+
+def test_an_utterance_that_is_too_short_has_no_frames():
+    encoder = build("fastformer")
+    call = compiled(encoder)
+    xs_pad = torch.randn(2, 50, FEATURES)
+    with torch.no_grad():
+        out, olens, _ = call(xs_pad, torch.tensor([50, 3]))
+        alone, _, _ = encoder(xs_pad[:1], torch.tensor([50]))
+    assert olens.tolist() == [11, 0]
+    torch.testing.assert_close(out[:1], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@torch.no_grad()
+def test_inductor():
+    encoder = build("fastformer", num_blocks=1, pos_enc_layer_type="abs_pos")
+    call = torch.compile(encoder, fullgraph=True, dynamic=True)
+    for batch in LENGTHS[:2]:
+        inputs = features(batch)
+        expected, olens, _ = encoder(*inputs)
+        actual, actual_olens, _ = call(*inputs)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(actual_olens, olens)
