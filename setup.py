@@ -24,7 +24,17 @@ PLOT = ["matplotlib"]
 ONNX = ["onnx", "onnxruntime", "onnxscript"]
 TRAIN = ["espnet[asr,train]>=202611"]
 RECIPE = [*TRAIN, *PLOT, "gdown>=6.4", "hibari-tts", "soundfile"]
-TEST = [*RECIPE, *ONNX, "build", "hypothesis", "pytest", "ruff", "setuptools>=77"]
+TEST = [
+    *RECIPE,
+    *ONNX,
+    "build",
+    "hypothesis",
+    "loralib",
+    "pytest",
+    "pytest-xdist",
+    "ruff",
+    "setuptools>=77",
+]
 
 
 class BuildWithStartupHook(build_py):
