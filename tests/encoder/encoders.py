@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 
 from espnet_fastformer.encoder.aft_encoder import AFTEncoder
@@ -13,6 +14,13 @@ ENCODERS = {
     "fastformer": FastformerEncoder,
     **{f"aft-{name}": partial(AFTEncoder, aft_type=name) for name in AFT_TYPES},
 }
+# For tests that take seconds each.
+MOST_SLOW = [
+    name
+    if name in ("fastformer", "aft-conv")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in ENCODERS
+]
 FEATURES = 20
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from espnet2.asr.ctc import CTC
 
-from tests.encoder.encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features
+from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, features
 
 # Lengths for which the layers compute in other ways, and others like them.
 LENGTHS = ([40, 39], [163, 120], [300, 61], [600, 400], [2100, 1500])
@@ -14,7 +14,7 @@ OTHER_LENGTHS = ([47, 20, 20], [150, 149], [280, 200, 280], [640, 25], [1100, 90
 
 SMALL = {"aft-full": {"aft_max_len": 100}}
 
-every_encoder = pytest.mark.parametrize("name", ENCODERS)
+every_encoder = pytest.mark.parametrize("name", MOST_SLOW)
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,13 @@ def test_inference(name):
     check_inference(build(name, **SMALL.get(name, {}), num_blocks=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_type", BLOCK_TYPES[1:])
 def test_blocks(block_type):
     check_inference(build("fastformer", block_type=block_type, num_blocks=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -64,6 +66,7 @@ def test_options(options):
     check_inference(build("aft-simple", num_blocks=1, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["offset", "factorized"])
 def test_wide_window(bias):
     encoder = build("aft-local", aft_window_size=100, aft_bias=bias, num_blocks=1)
@@ -83,8 +86,8 @@ def test_conditioning():
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("aft-full", {}),
-        ("aft-local", {}),
+        pytest.param("aft-full", {}, marks=pytest.mark.slow),
+        pytest.param("aft-local", {}, marks=pytest.mark.slow),
         ("fastformer", {"layer_drop_rate": 0.5, "gradient_checkpoint_layers": [0, 1]}),
     ],
 )

@@ -8,7 +8,7 @@ from espnet2.layers.utterance_mvn import UtteranceMVN
 from espnet_fastformer.export.formats import METADATA, SUFFIXES, WRITERS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
-from tests.encoder.encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features
+from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, features
 
 # Alone and padded, as short as can be, and longer than aft_max_len after subsampling.
 BATCHES = ([61], [11], [900], [163, 120, 7], [350, 349])
@@ -45,7 +45,7 @@ def check(module, path, atol):
             )
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_onnx(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     module = make(name)
@@ -61,7 +61,7 @@ def test_onnx(name, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_torch_export(name, tmp_path):
     module = make(name)
     path = write(module, "torch_export", tmp_path)
@@ -71,6 +71,7 @@ def test_torch_export(name, tmp_path):
     assert json.loads(extra[METADATA]) == METADATA_IN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block_type, options",
     [

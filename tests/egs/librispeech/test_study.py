@@ -13,6 +13,8 @@ import yaml
 from .conftest import RECIPE_DIR
 from .recipe import load
 
+pytestmark = pytest.mark.slow
+
 REFERENCE, LOCAL = "e_branchformer-rel_selfattn", "local-interctc"
 STUDY = f"""\
 reference: {REFERENCE}
