@@ -38,8 +38,8 @@ COMPARED = (
     "aft-simple",
     "aft-conv",
 )
-# ESPnet's encoders hold a table of positions, which in a graph cannot grow.
-_LONGEST_AUDIO = 300
+# Frames of features. ESPnet's table of relative positions cannot grow in a graph.
+_MAX_FRAMES = 300 * FRAMES_PER_SECOND
 
 
 class Exported(torch.nn.Module):
@@ -49,7 +49,7 @@ class Exported(torch.nn.Module):
         super().__init__()
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / f"model{SUFFIXES[format]}"
-            WRITERS[format](module.eval(), FEATURES, path, {})
+            WRITERS[format](module.eval(), FEATURES, path, {}, _MAX_FRAMES)
             self.run = load(path)
 
     def forward(
@@ -68,8 +68,7 @@ def build_module(encoder: str, runtime: str, **options) -> Callable:
         return module
     if runtime == "compile":
         return torch.compile(module, dynamic=True)
-    pos_enc = module.encoder.embed.pos_enc
-    pos_enc.extend_pe(torch.zeros(1, _LONGEST_AUDIO * FRAMES_PER_SECOND // 4, 1))
+    module.encoder.embed.pos_enc.extend_pe(torch.zeros(1, _MAX_FRAMES // 4, 1))
     return Exported(module, runtime)
 
 

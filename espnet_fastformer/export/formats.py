@@ -22,18 +22,23 @@ _BATCH = 2
 _FRAMES = 200
 
 
-def trace(module: torch.nn.Module, num_feats: int) -> torch.export.ExportedProgram:
+def trace(
+    module: torch.nn.Module, num_feats: int, max_frames: int | None = None
+) -> torch.export.ExportedProgram:
     """Make a graph for any number of utterances of at least two output frames.
 
     Args:
         module: :class:`~espnet_fastformer.export.module.CTCEncoder`, in eval mode.
         num_feats: Number of features F.
+        max_frames: Most frames of features, where an encoder has a limit; this
+            package's have none.
     """
     feats = torch.randn(_BATCH, _FRAMES, num_feats)
     lengths = torch.tensor([_FRAMES, _FRAMES - 40])
     batch = torch.export.Dim("batch")
     # torch takes a length of one for a special case.
-    frames = torch.export.Dim("frames", min=sum(receptive_field(module.encoder.embed)))
+    min_frames = sum(receptive_field(module.encoder.embed))
+    frames = torch.export.Dim("frames", min=min_frames, max=max_frames)
     shapes = {"feats": {0: batch, 1: frames}, "feats_lengths": {0: batch}}
     with torch.no_grad():
         return torch.export.export(
@@ -46,15 +51,23 @@ def trace(module: torch.nn.Module, num_feats: int) -> torch.export.ExportedProgr
 
 
 def write_torch_export(
-    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+    module: torch.nn.Module,
+    num_feats: int,
+    path: Path,
+    metadata: Mapping[str, object],
+    max_frames: int | None = None,
 ) -> None:
     """Write a ``.pt2`` file for ``torch.export.load``, C++ and AOTInductor."""
-    program = trace(module, num_feats)
+    program = trace(module, num_feats, max_frames)
     torch.export.save(program, path, extra_files={METADATA: json.dumps(metadata)})
 
 
 def write_onnx(
-    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+    module: torch.nn.Module,
+    num_feats: int,
+    path: Path,
+    metadata: Mapping[str, object],
+    max_frames: int | None = None,
 ) -> None:
     """Write an ONNX file; each value of the metadata is JSON."""
     import onnxscript  # noqa: F401  torch.onnx needs it, and would say so late
@@ -63,7 +76,7 @@ def write_onnx(
         # It tells about its own insides.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            trace(module, num_feats),
+            trace(module, num_feats, max_frames),
             input_names=INPUTS,
             output_names=OUTPUTS,
             # Their names only, as the traced graph has them.
@@ -76,7 +89,11 @@ def write_onnx(
 
 
 def write_int8(
-    module: torch.nn.Module, num_feats: int, path: Path, metadata: Mapping[str, object]
+    module: torch.nn.Module,
+    num_feats: int,
+    path: Path,
+    metadata: Mapping[str, object],
+    max_frames: int | None = None,
 ) -> None:
     """Write an ONNX file whose linear maps multiply 8-bit integers.
 
@@ -89,7 +106,7 @@ def write_int8(
 
     with tempfile.TemporaryDirectory() as directory:
         exact = Path(directory) / "model.onnx"
-        write_onnx(module, num_feats, exact, metadata)
+        write_onnx(module, num_feats, exact, metadata, max_frames)
         linear_maps = [
             node.name
             for node in onnx.load(exact).graph.node
