@@ -35,6 +35,8 @@ def write_results(exp_dir: Path) -> str:
     scores = {
         path.parent.name: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(exp_dir.glob("*/metrics.json"))
+        # A packed model holds a copy of its scores.
+        if not (path.parent / "meta.yaml").exists()
     }
     git = get_git_metadata(Path(__file__).parent)
     lines = [
