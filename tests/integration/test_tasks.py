@@ -21,6 +21,7 @@ from espnet2.tasks.s2t import S2TTask
 from espnet2.tasks.slu import SLUTask
 from espnet2.tasks.ssl import SSLTask
 from espnet2.tasks.st import STTask
+from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from espnet_fastformer import register
 
@@ -263,7 +264,7 @@ def build(task: type[AbsTask], config: dict, encoder: str, path: Path):
     path.write_text(yaml.safe_dump(config))
     args = task.get_parser().parse_args(["--config", str(path)])
     path.write_text(yaml.safe_dump(vars(args)))
-    torch.manual_seed(0)
+    set_all_random_seed(0)  # Mask-CTC draws its masks from NumPy.
     return task.build_model(args)
 
 
