@@ -5,6 +5,8 @@ import torch
 
 from .espnet2_training import ENCODER, options, start, write_data
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> list[str]:

@@ -12,6 +12,8 @@ from espnet_fastformer import register
 
 from .espnet2_training import ENCODER, options, write_data
 
+pytestmark = pytest.mark.slow
+
 register()
 
 THEIRS = {

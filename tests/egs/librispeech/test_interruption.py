@@ -11,6 +11,8 @@ import torch
 
 from .recipe import PREPARATION, Recipe, load
 
+pytestmark = pytest.mark.slow
+
 # Everything that draws random numbers.
 RANDOM = (
     *("--encoder_conf", "dropout_rate=0.2", "--encoder_conf", "layer_drop_rate=0.2"),
