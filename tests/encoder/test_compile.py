@@ -148,6 +148,7 @@ def test_an_utterance_that_is_too_short_has_no_frames():
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @torch.no_grad()
+@pytest.mark.slow
 def test_inductor():
     encoder = build("fastformer", num_blocks=1, pos_enc_layer_type="abs_pos")
     call = torch.compile(encoder, fullgraph=True, dynamic=True)
