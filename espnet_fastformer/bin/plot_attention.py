@@ -54,20 +54,18 @@ def main(cmd: Sequence[str] | None = None) -> int:
         parser.error(f"{output} must end in one of {', '.join(sorted(formats))}")
 
     # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
-    import humanfriendly
-    from espnet2.tasks.asr import ASRTask
-
     from espnet_fastformer.inference.audio import AudioError, read_audio
     from espnet_fastformer.inference.inspection import inspect_recording
     from espnet_fastformer.inference.inspection_figure import draw
+    from espnet_fastformer.inference.model import load_model, sampling_rate
 
     try:
-        model, train_args = ASRTask.build_model_from_file(*find_model(args))
+        model, train_args = load_model(*find_model(args))
     except OSError as error:
         parser.error(explain(error))
     except ValueError as error:
         parser.error(str(error))
-    fs = humanfriendly.parse_size(str(train_args.frontend_conf.get("fs", 16000)))
+    fs = sampling_rate(train_args)
     try:
         inspection = inspect_recording(model, read_audio(args.audio, fs), fs)
         figure = draw(inspection, model.encoder, Path(args.audio).name)

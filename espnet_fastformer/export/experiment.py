@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import humanfriendly
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
-from espnet2.tasks.asr import ASRTask
 
 from espnet_fastformer.export.module import CTCEncoder
+from espnet_fastformer.inference.model import load_model, sampling_rate
 
 
 @dataclass
@@ -40,12 +39,12 @@ def load_experiment(
         asr_model_file: Parameters, ``*.pth``.
 
     Raises:
-        ValueError: If the model cannot be exported.
+        ValueError: If the files make no model, or it cannot be exported.
         OSError: If a file is missing, be it one that the config names.
     """
-    model, args = ASRTask.build_model_from_file(asr_train_config, asr_model_file, "cpu")
+    model, args = load_model(asr_train_config, asr_model_file)
     module = CTCEncoder.from_model(model)
-    fs = humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
+    fs = sampling_rate(args)
     metadata = {
         "token_list": model.token_list,
         "token_type": args.token_type,

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import humanfriendly
 import numpy as np
 import torch
 from espnet2.bin.asr_inference import Speech2Text
@@ -19,8 +18,12 @@ from espnet_fastformer.inference.ctc import (
     group_words,
     part_at_pauses,
 )
-from espnet_fastformer.inference.experiment import check_parameters, read_parameters
 from espnet_fastformer.inference.features import extract_features, normalize_features
+from espnet_fastformer.inference.model import (
+    check_parameters,
+    explaining_failure,
+    sampling_rate,
+)
 from espnet_fastformer.inference.transcript import Transcript, Word
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -74,7 +77,7 @@ class Transcriber:
         self.dtype = getattr(torch, dtype)
         self.pooling_window = pooling_window
         self.beam_size = beam_size
-        try:
+        with explaining_failure(asr_train_config, asr_model_file):
             self.speech2text = Speech2Text(
                 asr_train_config,
                 asr_model_file,
@@ -82,13 +85,6 @@ class Transcriber:
                 beam_size=beam_size,
                 ctc_weight=ctc_weight,
             )
-        except OSError:
-            raise
-        except Exception as error:  # whatever a config or file can lead ESPnet to
-            read_parameters(asr_model_file)
-            raise ValueError(
-                f"{asr_train_config} and {asr_model_file} make no model: {error!r}"
-            ) from error
         self.model = self.speech2text.asr_model
         check_parameters(self.model, asr_model_file)
         self._check_model()
@@ -101,7 +97,7 @@ class Transcriber:
             self._space = self.model.token_list.index(_SPACE)
         self._volume = getattr(args, "speech_volume_normalize", None)
         #: Sampling rate in Hz.
-        self.fs = humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
+        self.fs = sampling_rate(args)
         self._size, self._stride = receptive_field(self.model.encoder.embed)
         self._seconds_per_feature = self.model.frontend.hop_length / self.fs
 

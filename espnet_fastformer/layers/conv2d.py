@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 class Conv2d(torch.nn.Conv2d):
     """torch's convolution in channels-last layout, with a faster gradient on a CPU.
 
-    There the output and the gradient of the input are computed up to twice as fast as
-    in the usual layout, but the gradient of the filters takes three times as long.
+    There the output and the gradient of the input are computed faster than in the usual
+    layout, but the gradient of the filters more slowly.
     """
 
     @classmethod
@@ -26,20 +26,7 @@ class Conv2d(torch.nn.Conv2d):
             or isinstance(conv.padding, str)
         ):
             return None
-        fast = cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            stride=conv.stride,
-            padding=conv.padding,
-            dilation=conv.dilation,
-            groups=conv.groups,
-            bias=conv.bias is not None,
-            device="meta",
-        )
-        fast.weight = conv.weight
-        fast.bias = conv.bias
-        return fast.to(memory_format=torch.channels_last)
+        return take_over(cls, conv).to(memory_format=torch.channels_last)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve.
@@ -56,6 +43,23 @@ class Conv2d(torch.nn.Conv2d):
         arguments = (self.stride, self.padding, self.dilation, self.groups)
         inputs = in_autocast_dtype(x, self.weight, self.bias)
         return _Convolution.apply(*inputs, arguments)
+
+
+def take_over(cls: type, conv: torch.nn.Module) -> torch.nn.Module:
+    """Build a subclass of a convolution, with the parameters of one."""
+    fast = cls(
+        conv.in_channels,
+        conv.out_channels,
+        conv.kernel_size,
+        stride=conv.stride,
+        padding=conv.padding,
+        dilation=conv.dilation,
+        groups=conv.groups,
+        bias=conv.bias is not None,
+        device="meta",
+    )
+    fast.weight, fast.bias = conv.weight, conv.bias
+    return fast
 
 
 def in_autocast_dtype(*tensors: torch.Tensor | None) -> Iterator[torch.Tensor | None]:

@@ -4,7 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from espnet_fastformer.layers.conv2d import in_autocast_dtype
+from espnet_fastformer.layers.conv2d import in_autocast_dtype, take_over
 
 # Of the gradient of the filters: frames in a block, and values of the input that are
 # copied at a time.
@@ -37,18 +37,7 @@ class DepthwiseConv1d(torch.nn.Conv1d):
             and not isinstance(conv.padding, str)
         ):
             return None
-        fast = cls(
-            conv.in_channels,
-            conv.out_channels,
-            conv.kernel_size,
-            padding=conv.padding,
-            groups=conv.groups,
-            bias=conv.bias is not None,
-            device="meta",
-        )
-        fast.weight = conv.weight
-        fast.bias = conv.bias
-        return fast
+        return take_over(cls, conv)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve along time.
@@ -79,8 +68,8 @@ class DepthwiseConv1d(torch.nn.Conv1d):
 class _DepthwiseRow(torch.autograd.Function):
     """Depthwise convolution of (B, C, 1, T) that keeps the length.
 
-    In channels-last layout torch's own gradient of the filters takes up to a hundred
-    times as long as the convolution.
+    In channels-last layout torch's own gradient of the filters takes many times as
+    long as the convolution.
     """
 
     @staticmethod

@@ -7,11 +7,10 @@ _LEVELS = 2**16
 
 
 class Dropout(torch.nn.Dropout):
-    """torch's dropout, three times faster on a CPU.
+    """torch's dropout, faster on a CPU.
 
-    There torch draws a random number of 64 bits for each value, one after the other;
-    a fifth of a training step can go into that. 16 bits each do as well: the
-    probability is rounded to a multiple of 1 / 65536.
+    There torch draws a random number of 64 bits for each value, one after the other.
+    16 bits each do as well: the probability is rounded to a multiple of 1 / 65536.
     """
 
     @classmethod
