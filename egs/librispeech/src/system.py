@@ -100,7 +100,7 @@ class LibriSpeechSystem(ASRSystem):
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
-        with _explain_full_disk(self.exp_dir), _explain_other_model(checkpoint):
+        with _explain_full_disk(self.exp_dir), _refuse_other_model(checkpoint):
             super().train()
 
     def infer(self, *args, **kwargs) -> None:
@@ -223,13 +223,22 @@ def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
 
 
 @contextlib.contextmanager
-def _explain_other_model(checkpoint: Path | None) -> Iterator[None]:
-    """Say what to do if the parameters of a checkpoint are not the model's."""
+def _refuse_other_model(checkpoint: Path | None) -> Iterator[None]:
+    """Leave a model as it was if training does not go on with its config.
+
+    ESPnet3 writes ``config.yaml`` before it reads the checkpoint.
+    """
+    if checkpoint is None:
+        yield
+        return
+    config_file = checkpoint.with_name("config.yaml")
+    config = config_file.read_bytes()
     try:
         yield
     except RuntimeError as error:
-        if checkpoint is None or "loading state_dict" not in str(error):
+        if "loading state_dict" not in str(error):
             raise
+        config_file.write_bytes(config)
         raise ValueError(
             f"{checkpoint} is of another model than this config: give the config that "
             f"it was trained with, or another --exp_dir or --exp_tag. {error}"

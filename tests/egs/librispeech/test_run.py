@@ -129,6 +129,8 @@ def test_training_starts_from_another_model(an4_recipe):
 
 def test_training_does_not_go_on_with_another_model(an4_recipe):
     before = an4_recipe.timestamps()
+    config_file = an4_recipe.exp_dir / "config.yaml"
+    config = config_file.read_text()
     options = ("--stages", "train", "--encoder_conf", "output_size=32")
     process = an4_recipe.start(*options, "--max_epoch", "2")
     output, _ = process.communicate()
@@ -136,6 +138,7 @@ def test_training_does_not_go_on_with_another_model(an4_recipe):
     last = an4_recipe.exp_dir / "last.ckpt"
     assert f"ValueError: {last} is of another model" in output
     assert last.exists() and an4_recipe.timestamps() == before
+    assert config_file.read_text() == config
 
 
 def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
