@@ -1,5 +1,5 @@
-"""The recipe's code. With it comes the encoder ``local``, for comparisons."""
+"""The recipe's code. With it comes the encoder ``mixed``, for comparisons."""
 
-from .local_encoder import register
+from .mixed_encoder import register
 
 register()

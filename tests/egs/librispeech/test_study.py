@@ -59,9 +59,10 @@ rows:
                 attention_layer_type: rel_selfattn
                 pos_enc_layer_type: rel_pos
         {LOCAL}:
-            encoder: local
+            encoder: mixed
             encoder_conf:
                 <<: *block
+                mixers: [none]
                 interctc_layer_idx: [1]
                 interctc_use_conditioning: true
             model_conf:
