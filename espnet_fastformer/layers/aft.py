@@ -12,24 +12,25 @@ beside the T x T bias that AFT-full is defined by.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
 from typeguard import typechecked
 
 from espnet_fastformer.layers.dropout import Dropout
-
-# exp(k) and exp(w) meet only in a matrix product, so each is shifted by its own
-# maximum. If the largest sum k + w of a query lies far below max(k) + max(w), the
-# product of two factors in [0, 1] underflows though its share is large. Factors around
-# exp(30) instead keep float32 exact for k and w that span 100 each, and leave a factor
-# of 1e12 for the values and the number of frames. Then no denominator is below
-# exp(2 * 30 - 100); the bound keeps gradients finite beyond that.
-_CENTRE = 30.0
-_LEAST_DENOMINATOR = 1e-19
-
-# Frames that AFT-local and AFT-conv treat as one block, unless the window is wider.
-_BLOCK = 64
+from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
+from espnet_fastformer.layers.weighted_sum import (
+    Blocks,
+    divide,
+    exp_bias,
+    greatest_key,
+    key_weights,
+    sum_by_filter,
+    weigh_values,
+    weighted_sum,
+    weighted_sum_by_pieces,
+)
 
 
 class AFT(torch.nn.Module):
@@ -43,12 +44,19 @@ class AFT(torch.nn.Module):
         key_size: Number of keys a frame: D, or one a head.
         dropout_rate: Dropout on the pooled values.
         use_out_proj: Whether a linear map follows the gate.
+        heads: Number of heads H, if each has position biases of its own.
     """
 
     def __init__(
-        self, size: int, key_size: int, dropout_rate: float, use_out_proj: bool
+        self,
+        size: int,
+        key_size: int,
+        dropout_rate: float,
+        use_out_proj: bool,
+        heads: int = 1,
     ):
         super().__init__()
+        self.heads = heads
         self.linear_q = torch.nn.Linear(size, size)
         self.linear_k = torch.nn.Linear(size, key_size)
         self.linear_v = torch.nn.Linear(size, size)
@@ -80,27 +88,64 @@ class AFT(torch.nn.Module):
             raise ValueError(
                 f"mask must have shape (batch, 1, time), but has {tuple(mask.shape)}"
             )
-        query = self.linear_q(query)
-        key = self.linear_k(key)
-        value = self.linear_v(value)
+        padding = None if mask is None else mask.eq(0).mT
+        blocks = self.blocks(key.size(1))
+        sums = self._weigh(key, value, padding, blocks)
+        value_size = self.linear_v.out_features // self.heads
+        with torch.autocast(sums.device.type, enabled=False):
+            pooled = [
+                divide(part, value_size) for part in self.sum_over_keys(sums, blocks)
+            ]
+        if len(pooled) == 1:
+            return by_pieces(self._gate, query, pooled[0])
+        queries = query.split([part.size(1) for part in pooled], dim=1)
+        return torch.cat(list(map(self._gate, queries, pooled)), dim=1)
 
-        with torch.autocast(query.device.type, enabled=False):
-            dtype = torch.promote_types(value.dtype, torch.float32)
-            pooled = self.pool(key_weights(key.to(dtype), mask), value.to(dtype))
+    def _weigh(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        blocks: Blocks,
+    ) -> torch.Tensor:
+        key = self.linear_k(key)
+        top = greatest_key(key, padding)
+        if not is_long(key.size(1)):
+            value = self.linear_v(value)
+            return weigh_values(key, value, top, padding, self.heads, blocks)
+        weighed = (
+            weigh_values(key, self.linear_v(value), top, padding, self.heads)
+            for key, value, padding in pieces(key, value, padding)
+        )
+        return self.collect(weighed, blocks)
+
+    def collect(self, weighed: Iterator[torch.Tensor], blocks: Blocks) -> torch.Tensor:
+        """Put together what :meth:`sum_over_keys` gets, from pieces in order."""
+        return blocks.join(weighed)
+
+    def _gate(self, query: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        query = self.linear_q(query)
         y = torch.sigmoid(query) * self.dropout(pooled.to(query.dtype))
         return y if self.linear_out is None else self.linear_out(y)
 
+    def blocks(self, frames: int) -> Blocks:
+        """Return how time is cut: here not at all."""
+        return Blocks(frames, frames)
+
     @abstractmethod
-    def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return the values averaged with the weights exp(k_t' + w_tt') over t'.
+    def sum_over_keys(
+        self, sums: torch.Tensor, blocks: Blocks
+    ) -> Iterator[torch.Tensor]:
+        """Sum over t' with the weights exp(w_tt'), up to a factor a query.
 
         Args:
-            key_weights: exp(k) up to a factor a channel (B, T, K), zero on padding,
-                float32 or float64.
-            value: (B, T, D) in the same dtype.
+            sums: exp(k) v and exp(k), up to a factor a key, (B, H, T, C), in float32 or
+                float64, with zeros on padding and where ``blocks`` asks for them.
+            blocks: How time is cut.
 
-        Returns:
-            (B, T, D), or (B, 1, D) if it is the same for all frames.
+        Yields:
+            (B, H, some of T, C) in order, or one (B, H, 1, C) that is the same for all
+            frames.
         """
         raise NotImplementedError
 
@@ -121,9 +166,11 @@ class AFT(torch.nn.Module):
         """
         key = self.linear_k(key)
         with torch.autocast(key.device.type, enabled=False):
-            dtype = torch.promote_types(key.dtype, torch.float32)
-            weights = key_weights(key.to(dtype), mask)
-            return {"key_weights": divide(weights, weights.sum(1, keepdim=True)).mT}
+            padding = None if mask is None else mask.eq(0).mT
+            weights = key_weights(key, greatest_key(key, padding), padding)
+            least = torch.finfo(weights.dtype).tiny  # Padding alone sums to zero.
+            weights = weights / weights.sum(1, keepdim=True).clamp(min=least)
+            return {"key_weights": weights.mT}
 
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
@@ -156,12 +203,15 @@ class AFTSimple(AFT):
     def __init__(self, size: int, dropout_rate: float = 0.0, use_out_proj: bool = True):
         super().__init__(size, size, dropout_rate, use_out_proj)
 
-    def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See :meth:`AFT.pool`."""
-        return divide(
-            (key_weights * value).sum(1, keepdim=True),
-            key_weights.sum(1, keepdim=True),
-        )
+    def sum_over_keys(
+        self, sums: torch.Tensor, blocks: Blocks
+    ) -> Iterator[torch.Tensor]:
+        """See :meth:`AFT.sum_over_keys`."""
+        yield sums.sum(2, keepdim=True)
+
+    def collect(self, weighed: Iterator[torch.Tensor], blocks: Blocks) -> torch.Tensor:
+        """See :meth:`AFT.collect`: a sum is all that is needed."""
+        return sum(piece.sum(2, keepdim=True) for piece in weighed)
 
 
 class AFTFull(AFT):
@@ -217,40 +267,41 @@ class AFTFull(AFT):
         if isinstance(self.position_bias, torch.nn.Parameter):
             torch.nn.init.ones_(self.position_bias)
 
-    def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See :meth:`AFT.pool`."""
-        if torch.compiler.is_exporting():
-            return self._pool_any_length(weighted_values(key_weights, value))
-        frames = value.size(1)
+    def sum_over_keys(
+        self, sums: torch.Tensor, blocks: Blocks
+    ) -> Iterator[torch.Tensor]:
+        """See :meth:`AFT.sum_over_keys`."""
+        frames = sums.size(2)
         near = min(frames, self.max_len)
-        bias = self._bias(near, value.dtype)
+        if torch.compiler.is_exporting():
+            yield self._sum_any_length(sums)
+        elif frames == near:
+            bias = self._bias(frames, sums.dtype)
+            yield weighted_sum(bias[None, None], sums, blocks)
+        else:
+            # The pairs without a bias share one weight, exp(0), in each row.
+            bias = self._bias(near, sums.dtype)
+            bias_weights, rest_weight = exp_bias(bias, has_rest=True)
+            rest = sums[:, :, near:].sum(2, keepdim=True)
+            biased = torch.matmul(bias_weights, sums[:, :, :near]) + rest_weight * rest
+            unbiased = sums[:, :, :near].sum(2, keepdim=True) + rest
+            unbiased = unbiased.expand(-1, -1, frames - near, -1)
+            yield torch.cat([biased, unbiased], dim=2)
 
-        # The pairs without a bias share one weight, exp(0), in each row.
-        sums = weighted_values(key_weights, value)  # (B, T, 2D)
-        bias_weights, rest_weight = exp_bias(bias, has_rest=frames > near)
-        pooled = torch.matmul(bias_weights, sums[:, :near])
-        if frames > near:
-            rest = sums[:, near:].sum(1, keepdim=True)
-            pooled = pooled + rest_weight * rest
-            unbiased = sums[:, :near].sum(1, keepdim=True) + rest
-            pooled = torch.cat([pooled, unbiased.expand(-1, frames - near, -1)], dim=1)
-        return divide(*pooled.chunk(2, dim=-1))
-
-    def _pool_any_length(self, sums: torch.Tensor) -> torch.Tensor:
-        """Pool exp(k) v and exp(k) (B, T, 2D) in one form for all lengths.
+    def _sum_any_length(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sum (B, 1, T, C) in one form for all lengths.
 
         It always takes the product of ``max_len`` positions.
         """
-        frames = sums.size(1)
+        frames = sums.size(2)
         is_near = torch.arange(frames, device=sums.device) < self.max_len
-        near = F.pad(sums, (0, 0, 0, self.max_len))[:, : self.max_len]
-        rest = sums.masked_fill(is_near[:, None], 0.0).sum(1, keepdim=True)
+        near = F.pad(sums, (0, 0, 0, self.max_len))[:, :, : self.max_len]
+        rest = sums.masked_fill(is_near[:, None], 0.0).sum(2, keepdim=True)
         bias = self._bias(self.max_len, sums.dtype)
         bias_weights, rest_weight = exp_bias(bias, has_rest=True)
-        pooled = torch.matmul(bias_weights, near) + rest_weight * rest
-        unbiased = sums.sum(1, keepdim=True).expand(-1, frames, -1)
-        pooled = torch.cat([pooled, unbiased], dim=1)[:, :frames]
-        return divide(*pooled.chunk(2, dim=-1))
+        biased = torch.matmul(bias_weights, near) + rest_weight * rest
+        unbiased = sums.sum(2, keepdim=True).expand(-1, -1, frames, -1)
+        return torch.cat([biased, unbiased], dim=2)[:, :, :frames]
 
     def _bias(self, positions: int, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(self.position_bias, FactorizedBias):
@@ -313,22 +364,26 @@ class AFTLocal(AFT):
         if isinstance(self.position_bias, torch.nn.Parameter):
             torch.nn.init.normal_(self.position_bias, std=0.01)
 
-    def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See :meth:`AFT.pool`."""
-        sums = weighted_values(key_weights, value).unsqueeze(1)  # (B, 1, T, 2D)
-        if isinstance(self.position_bias, FactorizedBias):
-            if torch.compiler.is_exporting():
-                raise ValueError(
-                    "AFT-local with a factorized bias cannot be exported, but with "
-                    "bias='offset'"
-                )
-            blocks = Blocks(value.size(1), self.radius)
-            factors = self.position_bias.factors(value.size(1), value.dtype)
-            pooled = blocks.weighted_sum(blocks.band_of_factors(*factors), sums)
+    def blocks(self, frames: int) -> Blocks:
+        """Return how time is cut."""
+        return blocks_of_window(frames, self.radius)
+
+    def sum_over_keys(
+        self, sums: torch.Tensor, blocks: Blocks
+    ) -> Iterator[torch.Tensor]:
+        """See :meth:`AFT.sum_over_keys`."""
+        if isinstance(self.position_bias, torch.nn.Parameter):
+            bias = self.position_bias.to(sums.dtype)[None]
+            yield from sum_by_offsets(bias, sums, blocks)
+        elif torch.compiler.is_exporting():
+            raise ValueError(
+                "AFT-local with a factorized bias cannot be exported, but with "
+                "bias='offset'"
+            )
         else:
-            pooled = sum_by_offsets(self.position_bias.to(value.dtype)[None], sums)
-        pooled = pooled.squeeze(1)
-        return divide(*pooled.chunk(2, dim=-1))
+            factors = self.position_bias.factors(blocks.frames, sums.dtype)
+            bias = blocks.band_of_factors(*factors, self.radius)
+            yield from sum_by_blocks(bias, sums, blocks)
 
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
@@ -375,7 +430,9 @@ class AFTConv(AFT):
             )
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, but is {kernel_size}")
-        super().__init__(size, attention_heads, dropout_rate, use_out_proj)
+        super().__init__(
+            size, attention_heads, dropout_rate, use_out_proj, heads=attention_heads
+        )
         self.radius = (kernel_size - 1) // 2
         self.filter_weight = torch.nn.Parameter(
             torch.empty(attention_heads, kernel_size)
@@ -390,15 +447,15 @@ class AFTConv(AFT):
         torch.nn.init.zeros_(self.filter_scale)
         torch.nn.init.zeros_(self.filter_shift)
 
-    def pool(self, key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See :meth:`AFT.pool`."""
-        batch, frames, heads = key_weights.shape
-        value = value.view(batch, frames, heads, -1).transpose(1, 2)
-        key_weights = key_weights.transpose(1, 2).unsqueeze(-1)
-        sums = weighted_values(key_weights, value)  # (B, H, T, D / H + 1)
-        pooled = sum_by_offsets(self._filters(value.dtype), sums)
-        pooled = divide(pooled[..., :-1], pooled[..., -1:])
-        return pooled.transpose(1, 2).flatten(2)
+    def blocks(self, frames: int) -> Blocks:
+        """Return how time is cut."""
+        return blocks_of_window(frames, self.radius)
+
+    def sum_over_keys(
+        self, sums: torch.Tensor, blocks: Blocks
+    ) -> Iterator[torch.Tensor]:
+        """See :meth:`AFT.sum_over_keys`."""
+        yield from sum_by_offsets(self._filters(sums.dtype), sums, blocks)
 
     def _filters(self, dtype: torch.dtype) -> torch.Tensor:
         weight = self.filter_weight.to(dtype)
@@ -448,179 +505,34 @@ class FactorizedBias(torch.nn.Module):
         return query @ key.T
 
 
-class Blocks:
-    """An utterance cut into blocks so wide that a window reaches one block further.
-
-    A sum over all keys, of which those within ``radius`` frames have a weight of their
-    own and the rest share one, is then a product with three small matrices a block
-    and one sum over the blocks before and after those. Adding what lies inside and
-    outside the window, instead of correcting the sum over all keys by (exp(w) - 1),
-    leaves no cancellation: every term of a denominator is positive.
-
-    Args:
-        frames: Number of frames T.
-        radius: Number of frames on each side of a query with a bias of their own.
-    """
-
-    def __init__(self, frames: int, radius: int):
-        self.frames = frames
-        self.radius = radius
-        self.length = max(min(radius, frames), _BLOCK)
-        self.count = -(-frames // self.length)
-
-    def cut(self, x: torch.Tensor) -> torch.Tensor:
-        """Cut (..., T, C) into (..., N, L, C), with zeros after the last frame."""
-        missing = self.count * self.length - self.frames
-        return F.pad(x, (0, 0, 0, missing)).unflatten(-2, (self.count, self.length))
-
-    def band_of_offsets(self, bias: torch.Tensor) -> torch.Tensor:
-        """Lay out a bias by offset over a block's queries and their three blocks.
-
-        Args:
-            bias: (H, 2 * radius + 1), entry j for t' - t = j - radius.
-
-        Returns:
-            (H, 1, L, 3L), zero outside the band.
-        """
-        offset = self._offsets(bias.device)
-        taps = bias[:, (offset + self.radius).clamp(0, 2 * self.radius)]
-        return taps.masked_fill(offset.abs() > self.radius, 0.0).unsqueeze(1)
-
-    def band_of_factors(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Lay out the bias u_t . v_t' of every block.
-
-        Args:
-            query: u (T, rank).
-            key: v (T, rank).
-
-        Returns:
-            (1, N, L, 3L), zero outside the band.
-        """
-        key = F.pad(self.cut(key), (0, 0, 0, 0, 1, 1))
-        key = torch.cat([key[:-2], key[1:-1], key[2:]], dim=1)  # (N, 3L, rank)
-        band = torch.matmul(self.cut(query), key.transpose(1, 2))
-        outside = self._offsets(band.device).abs() > self.radius
-        return band.masked_fill(outside, 0.0).unsqueeze(0)
-
-    def weighted_sum(self, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Sum over all keys with weights exp(bias), up to a factor a query.
-
-        Args:
-            bias: Bias of each block's queries for the keys of three blocks,
-                (H, N or 1, L, 3L); all other keys have bias zero.
-            x: What is summed (B, H, T, C), zero on padding.
-
-        Returns:
-            (B, H, T, C).
-        """
-        near, far = exp_bias(bias, has_rest=True)
-        before, here, after = near.chunk(3, dim=-1)
-        x = self.cut(x)  # (B, H, N, L, C)
-        out = torch.matmul(here, x)
-        if self.count > 1:
-            # A bias of its own for each block: the first has none before it.
-            before, after = (
-                (before, after) if near.size(1) == 1 else (before[:, 1:], after[:, :-1])
-            )
-            out = out + shift(torch.matmul(before, x[:, :, :-1]), 1)
-            out = out + shift(torch.matmul(after, x[:, :, 1:]), -1)
-        if self.count > 2:
-            block_sum = x.sum(-2, keepdim=True)
-            earlier = block_sum[:, :, :-2].cumsum(2)
-            later = block_sum[:, :, 2:].flip(2).cumsum(2).flip(2)
-            out = out + far * (shift(earlier, 2) + shift(later, -2))
-        return out.flatten(2, 3)[:, :, : self.frames]
-
-    def _offsets(self, device: torch.device) -> torch.Tensor:
-        """Return t' - t for a block's queries and its three blocks' keys, (L, 3L)."""
-        query = torch.arange(self.length, device=device)
-        key = torch.arange(-self.length, 2 * self.length, device=device)
-        return key - query[:, None]
+def blocks_of_window(frames: int, radius: int) -> Blocks:
+    """Return how time is cut for windows: not at all in an exported graph."""
+    return Blocks(frames, frames if torch.compiler.is_exporting() else radius)
 
 
-def sum_by_offsets(bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Sum over all keys with weights exp(bias), up to a factor a head.
-
-    Args:
-        bias: (H, 2 * radius + 1), entry j for t' - t = j - radius; zero elsewhere.
-        x: What is summed (B, H, T, C), zero on padding.
-
-    Returns:
-        (B, H, T, C).
-    """
-    frames, radius = x.size(2), bias.size(1) // 2
-    if not torch.compiler.is_exporting():
-        blocks = Blocks(frames, radius)
-        return blocks.weighted_sum(blocks.band_of_offsets(bias), x)
-    # In one form for all lengths: a convolution, and sums of all before and after it.
-    near, far = exp_bias(bias, has_rest=True)
-    rows = x.permute(0, 3, 1, 2).flatten(0, 1)  # (B * C, H, T)
-    rows = F.conv1d(rows, near.unsqueeze(1), padding=radius, groups=bias.size(0))
-    out = rows.unflatten(0, (-1, x.size(3))).permute(0, 2, 3, 1)
-    gap = (0, 0, radius + 1, 0)
-    before = F.pad(x.cumsum(2), gap)[:, :, :frames]
-    after = F.pad(x.flip(2).cumsum(2), gap)[:, :, :frames].flip(2)
-    return out + far.unsqueeze(1) * (before + after)
+def sum_by_offsets(
+    bias: torch.Tensor, sums: torch.Tensor, blocks: Blocks
+) -> Iterator[torch.Tensor]:
+    """Sum as :meth:`AFT.sum_over_keys` with a bias (H, 2 * radius + 1) by offset."""
+    if torch.compiler.is_exporting():
+        yield sum_by_filter(bias, sums)
+    else:
+        yield from sum_by_blocks(blocks.band_of_offsets(bias), sums, blocks)
 
 
-def key_weights(key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Return exp(k - max k + a constant) over time, zero on padding.
-
-    Args:
-        key: (B, T, K), float32 or float64.
-        mask: (B, 1, T), non-zero on real frames, or None.
-    """
-    if mask is not None:
-        key = key.masked_fill(mask.eq(0).transpose(1, 2), float("-inf"))
-    # The maximum cancels, so it needs no gradient; -inf is that of padding alone.
-    top = key.detach().amax(1, keepdim=True)
-    return torch.exp(key - top.masked_fill(top == float("-inf"), 0.0) + _CENTRE)
-
-
-def exp_bias(bias: torch.Tensor, has_rest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return exp(w - max w + a constant) for each query.
-
-    Args:
-        bias: w (..., queries, keys).
-        has_rest: Whether there are further keys, of bias zero.
-
-    Returns:
-        The weights (..., queries, keys), and that of further keys (..., queries, 1).
-    """
-    top = bias.detach().amax(-1, keepdim=True)
-    if has_rest:
-        top = top.clamp(min=0.0)
-    return torch.exp(bias - top + _CENTRE), torch.exp(_CENTRE - top)
+def sum_by_blocks(
+    bias: torch.Tensor, sums: torch.Tensor, blocks: Blocks
+) -> Iterator[torch.Tensor]:
+    """Sum as :meth:`AFT.sum_over_keys` with a bias (H, N or 1, L, W) by block."""
+    if blocks.count > 1 and is_long(blocks.frames):
+        yield from weighted_sum_by_pieces(bias, sums, blocks)
+    else:
+        yield weighted_sum(bias, sums, blocks)
 
 
 def matrix_of_offsets(bias: torch.Tensor, frames: int) -> torch.Tensor:
-    """Lay out a bias by offset over all pairs of frames.
-
-    Args:
-        bias: (H, 2 * radius + 1), entry j for t' - t = j - radius.
-        frames: Number of frames T.
-
-    Returns:
-        (H, T, T), zero outside the band.
-    """
-    missing = frames - 1 - bias.size(-1) // 2  # Negative where the band is wider.
-    return F.pad(bias, (missing, missing)).unfold(-1, frames, 1).flip(-2)
-
-
-def weighted_values(key_weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Lay exp(k) v and exp(k) side by side, as both are summed alike."""
-    return torch.cat([key_weights * value, key_weights], dim=-1)
-
-
-def divide(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """Divide, with zero where nothing was summed."""
-    return numerator / denominator.clamp(min=_LEAST_DENOMINATOR)
-
-
-def shift(blocks: torch.Tensor, places: int) -> torch.Tensor:
-    """Move (B, H, N, L, C) by some blocks, later if positive, with zeros behind."""
-    padding = (places, 0) if places > 0 else (0, -places)
-    return F.pad(blocks, (0, 0, 0, 0, *padding))
+    """Lay out a bias (H, 2 * radius + 1) by offset over all pairs, (H, T, T)."""
+    return Blocks(frames, frames).band_of_offsets(bias).squeeze(1)
 
 
 def check_positive(**options: int):

@@ -5,16 +5,11 @@ from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward i
     PositionwiseFeedForward as ESPnetFeedForward,
 )
 
-# Frames whose hidden values stay in the cache of a processor.
-FRAMES_AT_ONCE = 4096
+from espnet_fastformer.layers.pieces import by_pieces
 
 
 class PositionwiseFeedForward(ESPnetFeedForward):
-    """ESPnet's layer, a part of the frames at a time where there are many.
-
-    Each frame is mapped by itself, so that the result is the same, while the hidden
-    values of an hour of audio would take more memory than all else.
-    """
+    """ESPnet's layer, a part of the frames at a time where there are many."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map each frame.
@@ -25,13 +20,4 @@ class PositionwiseFeedForward(ESPnetFeedForward):
         Returns:
             (B, T, D).
         """
-        if (
-            torch.compiler.is_compiling()
-            or torch.is_grad_enabled()
-            or x.size(1) <= FRAMES_AT_ONCE
-        ):
-            return super().forward(x)
-        return torch.cat(
-            [ESPnetFeedForward.forward(self, x) for x in x.split(FRAMES_AT_ONCE, 1)],
-            dim=1,
-        )
+        return by_pieces(super().forward, x)
