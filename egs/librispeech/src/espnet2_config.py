@@ -100,6 +100,9 @@ IGNORED_OPTIONS = {
     "use_tensorboard",
 }
 
+# What decodes if the encoder is not to see all of a recording at once.
+WINDOWED = "src.study.windows.WindowedSpeech2Text"
+
 
 def parse_asr_config(
     config: str | Path, overrides: Sequence[str] = ()
@@ -232,14 +235,15 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
     """Turn a decoding config of ESPnet2 into an ESPnet3 inference config.
 
     Args:
-        path: YAML file as ``espnet2.bin.asr_inference --config`` takes it.
+        path: YAML file as ``espnet2.bin.asr_inference --config`` takes it. With
+            ``pooling_window``, in seconds, the encoder sees windows of that length.
 
     Returns:
         ``model``, the arguments of ESPnet's ``Speech2Text``, and ``batch_size`` if the
         file sets it.
 
     Raises:
-        ValueError: ``Speech2Text`` has no such argument.
+        ValueError: ``Speech2Text`` has no such argument, or the window no length.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -248,6 +252,7 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise ValueError(f"{path} must be a mapping of options, but is {options!r}")
     known = inspect.signature(Speech2Text).parameters
+    window = options.pop("pooling_window", None)
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ValueError(
@@ -255,6 +260,13 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
             "has no such argument."
         )
     batch_size = options.pop("batch_size", None)
+    if window is not None:
+        if type(window) not in (int, float) or window <= 0:
+            raise ValueError(
+                f"pooling_window in {path} must be a number of seconds above 0, but is "
+                f"{window!r}"
+            )
+        options |= {"_target_": WINDOWED, "pooling_window": window}
     return {
         "model": options,
         **({} if batch_size is None else {"batch_size": batch_size}),

@@ -139,3 +139,11 @@ def test_decoding_config(espnet2_config, tmp_path):
     path.write_text("beamsize: 5\n")
     with pytest.raises(ValueError, match="beamsize in .*decode.yaml"):
         espnet2_config.convert_inference(path)
+
+
+@pytest.mark.parametrize("window", ["0", "true", "long"])
+def test_pooling_window_is_a_number_of_seconds(espnet2_config, tmp_path, window):
+    path = tmp_path / "decode.yaml"
+    path.write_text(f"pooling_window: {window}\n")
+    with pytest.raises(ValueError, match="pooling_window in .*decode.yaml must be"):
+        espnet2_config.convert_inference(path)

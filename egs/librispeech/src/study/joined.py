@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import soundfile
+import yaml
 
 from benchmarks.long_form_wer import Utterance, draw, join
 from espnet_fastformer.inference.audio import duration
@@ -18,6 +20,7 @@ SAMPLE_RATE = 16000
 # Seconds of silence between two utterances.
 SILENCE = (0.2, 0.8)
 SPEAKER_CHAPTER = "joined-0"
+DECODING = "decode_joined"
 
 
 def joined_name(subset: str, seconds: float) -> str:
@@ -30,6 +33,43 @@ def find_joined(directory: Path, subset: str) -> list[str]:
     pattern = re.compile(rf"{re.escape(subset)}-([\d.e+]+)s")
     found = filter(None, (pattern.fullmatch(path.name) for path in directory.glob("*")))
     return [match[0] for match in sorted(found, key=lambda match: float(match[1]))]
+
+
+def write_decodings(
+    search: Mapping[str, Any], windows: Sequence[float], directory: Path
+) -> list[Path]:
+    """Write the decoding configs for long recordings.
+
+    Args:
+        search: Decoding config for short ones.
+        windows: Seconds that the encoder sees at once, beside all.
+        directory: Where the configs are written.
+
+    Returns:
+        Their paths, which name the directories of transcripts.
+    """
+    # Long recordings fill the memory one by one.
+    configs = {DECODING: {**search, "batch_size": 1}}
+    for window in windows:
+        name = f"{DECODING}-windows_{window:g}s"
+        configs[name] = {**configs[DECODING], "pooling_window": window}
+    paths = []
+    for name, config in configs.items():
+        paths.append(directory / f"{name}.yaml")
+        paths[-1].write_text(yaml.safe_dump(config), encoding="utf-8")
+    return paths
+
+
+def find_decodings(directory: Path) -> dict[str, str]:
+    """Return what a table says after a subset's name, by the names of decodings."""
+    ends = {}
+    for path in directory.glob(f"{DECODING}*.yaml"):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        ends[path.stem] = config.get("pooling_window", 0)
+    return {
+        name: f", windows of {window:g} s" if window else ""
+        for name, window in sorted(ends.items(), key=lambda item: item[1])
+    }
 
 
 def join_subset(

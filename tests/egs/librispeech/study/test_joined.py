@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import soundfile
-from src.study.joined import SILENCE, find_joined, join_subset, joined_name
+import yaml
+from src.study.joined import (
+    SILENCE,
+    find_decodings,
+    find_joined,
+    join_subset,
+    joined_name,
+    write_decodings,
+)
 
 from tests.inference.models import noise
 
@@ -63,3 +71,18 @@ def test_recordings_are_found_by_length(tmp_path):
         (tmp_path / name).mkdir()
     assert find_joined(tmp_path, "test") == ["test-0.5s", "test-30s", "test-120s"]
     assert find_joined(tmp_path / "nowhere", "test") == []
+
+
+def test_decodings_are_found_by_window(tmp_path):
+    for windows in ([], [30.0, 0.5], [120.0]):
+        paths = write_decodings({"beam_size": 1, "batch_size": 16}, windows, tmp_path)
+        assert len(paths) == 1 + len(windows)
+    assert find_decodings(tmp_path) == {
+        "decode_joined": "",
+        "decode_joined-windows_0.5s": ", windows of 0.5 s",
+        "decode_joined-windows_30s": ", windows of 30 s",
+        "decode_joined-windows_120s": ", windows of 120 s",
+    }
+    assert find_decodings(tmp_path / "nowhere") == {}
+    config = yaml.safe_load(paths[-1].read_text())
+    assert config == {"beam_size": 1, "batch_size": 1, "pooling_window": 120.0}

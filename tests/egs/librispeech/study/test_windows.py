@@ -1,0 +1,80 @@
+"""Decoding with an encoder that sees windows."""
+
+import pytest
+import torch
+from espnet2.bin.asr_inference import Speech2Text
+from src.study.windows import WindowedSpeech2Text
+
+from espnet_fastformer.inference.experiment import find_model_file
+from espnet_fastformer.inference.transcriber import Transcriber
+from tests.inference.models import make_experiment, noise
+
+SECONDS = 6.0
+SEARCH = {"beam_size": 1, "ctc_weight": 1.0, "lm_weight": 0.0}
+ESPNETS = {
+    "output_size": 16,
+    "attention_heads": 2,
+    "num_blocks": 2,
+    "cgmlp_linear_units": 16,
+    "cgmlp_conv_kernel": 7,
+    "attention_layer_type": "rel_selfattn",
+    "pos_enc_layer_type": "rel_pos",
+    "rel_pos_type": "latest",
+    "input_layer": "conv2d",
+    "interctc_layer_idx": [1],
+    "interctc_use_conditioning": True,
+}
+
+
+@pytest.fixture(scope="module", params=["fastformer", "e_branchformer"])
+def exp(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "exp"
+    conf = {"input_layer": "conv2d"} if request.param == "fastformer" else ESPNETS
+    return make_experiment(path, conf, encoder=request.param)
+
+
+def build(decoding, exp, **options):
+    files = {"asr_train_config": exp / "config.yaml"}
+    files["asr_model_file"] = find_model_file(exp)
+    return decoding(**files, **options)
+
+
+@torch.no_grad()
+def encode(speech2text, speech) -> torch.Tensor:
+    speech = torch.from_numpy(speech)[None]
+    out, _ = speech2text.asr_model.encode(speech, torch.tensor([speech.size(1)]))
+    return out[0] if isinstance(out, tuple) else out
+
+
+def test_a_window_as_long_as_the_recording_changes_nothing(exp):
+    speech = noise(SECONDS)
+    whole = build(Speech2Text, exp, **SEARCH)
+    long, short = (
+        build(WindowedSpeech2Text, exp, pooling_window=seconds, **SEARCH)
+        for seconds in (SECONDS, SECONDS / 3)
+    )
+    torch.testing.assert_close(encode(long, speech), encode(whole, speech))
+    (expected,) = whole([speech])
+    assert expected[0][0]
+    assert long([speech])[0][0][:3] == expected[0][:3]
+    assert short([speech])[0][0][:3] != expected[0][:3]
+
+
+@pytest.mark.parametrize("exp", ["fastformer"], indirect=True)
+def test_windows_are_those_of_transcribe(exp):
+    speech = noise(SECONDS)
+    windowed = build(WindowedSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+    transcriber = build(Transcriber, exp, pooling_window=1.0)
+    tokens = windowed.asr_model.ctc.argmax(encode(windowed, speech))[0]
+    speech = torch.from_numpy(speech)[None]
+    feats, _ = windowed.asr_model._extract_feats(speech, torch.tensor([speech.size(1)]))
+    expected = transcriber.best_path(feats, progress=lambda share: None)
+    assert len(expected.unique()) > 3
+    torch.testing.assert_close(tokens, expected)
+
+
+@pytest.mark.parametrize("exp", ["fastformer"], indirect=True)
+def test_several_utterances_at_once_are_refused(exp):
+    windowed = build(WindowedSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+    with pytest.raises(ValueError, match="pooling_window needs batch_size: 1"):
+        windowed([noise(2), noise(2)])
