@@ -12,8 +12,6 @@ where it was when the same command is given again, and rows and seeds can be add
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,26 +23,16 @@ sys.path[:0] = [str(RECIPE_DIR), str(ROOT)]
 
 import run  # noqa: E402
 from src.study.jobs import StillRunningError  # noqa: E402
-from src.study.runner import Runner, StudyError  # noqa: E402
+from src.study.runner import Runner, StudyError, describe_command  # noqa: E402
 
 STAGES = ("speed", "train", "joined", "report")
 # Options of run.py that a study sets itself.
 OWN_OPTIONS = ("asr_config", "encoder", "exp_tag")
 
 
-def get_parser() -> argparse.ArgumentParser:
-    """Return the parser of what run.py's own parser does not know."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--study",
-        type=Path,
-        default=RECIPE_DIR / "conf" / "study.yaml",
-        help="rows and what they have in common (default: conf/study.yaml)",
-    )
+def get_part_parser() -> argparse.ArgumentParser:
+    """Return the parser of what parts of one study differ in."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(
         "--rows",
         nargs="+",
@@ -53,6 +41,32 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="default: 0"
+    )
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        choices=STAGES,
+        default=STAGES,
+        metavar="STAGE",
+        help=f"of {', '.join(STAGES)} (default: all). The sizes of the models are "
+        "checked and shown in any case",
+    )
+    return parser
+
+
+def get_parser() -> argparse.ArgumentParser:
+    """Return the parser of what run.py's own parser does not know."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        parents=[get_part_parser()],
+    )
+    parser.add_argument(
+        "--study",
+        type=Path,
+        default=RECIPE_DIR / "conf" / "study.yaml",
+        help="rows and what they have in common (default: conf/study.yaml)",
     )
     parser.add_argument(
         "--jobs",
@@ -69,19 +83,19 @@ def get_parser() -> argparse.ArgumentParser:
         help="decode the test subsets joined to recordings of this length too",
     )
     parser.add_argument(
+        "--pooling_windows",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="SECONDS",
+        help="decode the joined recordings once more with encoders that see windows of "
+        "this length, as of espnet-fastformer transcribe --pooling_window",
+    )
+    parser.add_argument(
         "--inference_config",
         type=Path,
         default=run.CONF_DIR / "decode_ctc.yaml",
         help="ESPnet2 decoding config (default: conf/decode_ctc.yaml)",
-    )
-    parser.add_argument(
-        "--stages",
-        nargs="+",
-        choices=STAGES,
-        default=STAGES,
-        metavar="STAGE",
-        help=f"of {', '.join(STAGES)} (default: all). The sizes of the models are "
-        "checked and shown in any case",
     )
     parser.add_argument(
         "--exp_dir",
@@ -100,8 +114,10 @@ def get_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the stages that the command line asks for."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = get_parser()
     options, recipe_command = parser.parse_known_args(argv)
+    _, shared = get_part_parser().parse_known_args(argv)
     recipe_parser = run.get_parser()
     recipe, unknown = recipe_parser.parse_known_args(recipe_command)
     if unknown:
@@ -112,12 +128,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Whoever ends this command ends the trainings with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        runner = Runner(options, recipe, recipe_command)
+        runner = Runner(options, recipe, recipe_command, shared)
         runner.check()
     except (OSError, ValueError) as error:
         parser.error(str(error))
     with (runner.exp_dir / "commands.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{_describe(sys.argv[1:] if argv is None else argv)}\n")
+        file.write(f"{describe_command(argv)}\n")
     try:
         if {"speed", "train"} & set(options.stages):
             runner.prepare()
@@ -126,12 +142,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 getattr(runner, stage)()
     except (StillRunningError, StudyError) as error:
         raise SystemExit(f"study.py: {error}") from error
-
-
-def _describe(argv: Sequence[str]) -> str:
-    """Return a command without the places that directories have on this machine."""
-    arguments = [Path(a).name if os.path.isabs(a) else a for a in argv]
-    return shlex.join(["python", "egs/librispeech/study.py", *arguments])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,8 @@ def study(an4_corpus, tmp_path_factory) -> Study:
     obstacle = study.exp_dir / LOCAL / "seed0" / "conf"
     obstacle.parent.mkdir(parents=True)
     obstacle.touch()
-    study.output = study.run("--jobs", "2", "--joined_seconds", "4")
+    joined = ("--joined_seconds", "4", "--pooling_windows", "2")
+    study.output = study.run("--jobs", "2", *joined)
     study.first = study.results()
     study.first_page = study.page.read_text()
     return study
@@ -132,13 +134,18 @@ def study(an4_corpus, tmp_path_factory) -> Study:
 def test_trained_row(study):
     row = study.first[REFERENCE]
     joined = f"{study.test}-4s"
-    assert row["scores"].keys() == {study.test, joined}
+    windows = f"{joined}, windows of 2 s"
+    assert row["scores"].keys() == {study.test, joined, windows}
     seed = study.exp_dir / REFERENCE / "seed0"
-    for decoding, subset in (("decode_ctc", study.test), ("decode_joined", joined)):
+    for name, decoding, subset in (
+        (study.test, "decode_ctc", study.test),
+        (joined, "decode_joined", joined),
+        (windows, "decode_joined-windows_2s", joined),
+    ):
         scored = json.loads((seed / decoding / "metrics.json").read_text())
         for metric, rates in scored.items():
             rate = metric.rpartition(".")[2]
-            assert row["scores"][subset][rate] == pytest.approx(
+            assert row["scores"][name][rate] == pytest.approx(
                 rates[subset][f"{rate}_Err"], abs=0.051
             )
     assert load(seed / "last.ckpt")["global_step"] == row["updates"] == 2
@@ -202,6 +209,37 @@ def module():
     return module
 
 
+def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
+    """One seed of two rows is finished, and another one of the second begun."""
+    page = tmp_path / "accuracy.md"
+    begun = study.exp_dir / LOCAL / "seed1"
+    begun.mkdir()
+    try:
+        module.main([*study.options, "--page", str(page), "--stages", "report"])
+    finally:
+        begun.rmdir()
+    text = page.read_text()
+    content = json.loads(page.with_suffix(".json").read_text())
+    assert [row["name"] for row in content["rows"]] == [REFERENCE, LOCAL]
+    finished, _, not_run = text.partition("### Not run")
+    assert "not finished" not in finished
+    missing = {tuple(m["seeds"]): m for m in content["not_run"]}
+    assert missing.keys() == {(0,), (1,)}
+    for seeds, rows, choice in (
+        ((0,), ["fastformer-time"], ["time"]),
+        ((1,), [LOCAL], [LOCAL]),
+    ):
+        assert missing[seeds]["rows"] == rows
+        command = missing[seeds]["command"]
+        assert f"\n{command}\n" in not_run
+        assert str(study.root) not in command
+        options, recipe = module.get_parser().parse_known_args(shlex.split(command)[2:])
+        assert tuple(options.seeds) == seeds
+        assert options.rows == choice
+        assert tuple(options.stages) == module.STAGES
+        assert module.run.get_parser().parse_args(recipe).test_subsets == [study.test]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,7 +290,7 @@ def test_time_instead_of_updates(study, module, tmp_path):
     recipe = module.run.get_parser().parse_args(command)
 
     def settle():
-        runner = module.Runner(options, recipe, command)
+        runner = module.Runner(options, recipe, command, arguments)
         runner.check()
         runner.settle_updates()
         return yaml.safe_load((exp_dir / "fastformer-time" / "train.yaml").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,21 @@ MARKS = ("<!-- study -->", "<!-- end of study -->")
 ESPNETS = ("conformer", "e_branchformer")
 
 
+@dataclass(frozen=True)
+class NotRun:
+    """Trainings that are not finished.
+
+    Attributes:
+        rows: Names of rows.
+        seeds: The seeds of each.
+        command: What runs them.
+    """
+
+    rows: Sequence[str]
+    seeds: Sequence[int]
+    command: str
+
+
 def write_page(
     page: Path,
     rows: Sequence[RowResult],
@@ -29,7 +44,7 @@ def write_page(
     subsets: Sequence[str],
     joined: Mapping[str, Sequence[str]],
     facts: Mapping[str, Any],
-    not_run: Sequence[str],
+    not_run: Sequence[NotRun],
 ) -> str:
     """Write ``page``, the pictures below ``images`` and the numbers to a JSON file.
 
@@ -37,12 +52,12 @@ def write_page(
 
     Args:
         page: Markdown file.
-        rows: All rows that have been started.
+        rows: All rows with a training that has finished or failed.
         reference: Name of the one that the others are compared with.
         subsets: Test subsets.
-        joined: Subsets of long recordings, by the test subset they are made of.
+        joined: Long recordings, by the test subset they are made of.
         facts: ``machine``, ``commands`` and ``settings``.
-        not_run: Names of rows that have not been started.
+        not_run: What is not finished.
 
     Returns:
         The tables.
@@ -59,10 +74,9 @@ def write_page(
         parts += [f"### {subset}", _error_table(rows, subset, compared)]
     parts += ["### Cost", _cost_table(rows)]
     for subset, longer in joined.items():
-        parts += [
-            f"### {subset}, joined",
-            _joined_table(rows, subset, longer),
-        ]
+        scored = [name for name in longer if any(row.seeds(name) for row in rows)]
+        if scored:
+            parts += [f"### {subset}, joined", _joined_table(rows, subset, scored)]
     failures = [
         f"- {row.name}, seed {seed}: {reason}"
         for row in rows
@@ -71,7 +85,13 @@ def write_page(
     if failures:
         parts += ["### Failed", "\n".join(failures)]
     if not_run:
-        parts += ["### Not run", ", ".join(not_run) + "."]
+        parts.append("### Not run")
+    for missing in not_run:
+        seeds = ", ".join(map(str, missing.seeds))
+        parts.append(
+            f"Seed{'s' * (len(missing.seeds) > 1)} {seeds} of "
+            f"{', '.join(missing.rows)}:\n\n```sh\n{missing.command}\n```"
+        )
     pictures = plot_curves(rows, reference, page.parent / "images", page.stem)
     parts += [f"![{title}](images/{name})" for title, name in pictures.items()]
     parts.append(machine_line(facts["machine"]))
@@ -83,7 +103,7 @@ def write_page(
         **facts,
         "reference": reference,
         "rows": [_numbers(row, names, compared[row.name]) for row in rows],
-        "not_run": list(not_run),
+        "not_run": [asdict(missing) for missing in not_run],
     }
     page.with_suffix(".json").write_text(
         json.dumps(content, indent=1) + "\n", encoding="utf-8"

@@ -19,7 +19,8 @@ from .scores import Difference, Errors, average, compare, count_errors
 
 CONFIG = "train.yaml"
 SPEED = "speed.json"
-FAILURE = "failed.txt"
+# Said by each decoding for itself: where one fails, another may not.
+FAILURE = "failed_{}.txt"
 VALID_CER = "valid/cer_ctc"
 
 
@@ -97,8 +98,13 @@ class RowResult:
         return compare(self.errors(subset, seeds), reference.errors(subset, seeds))
 
     def curve(self) -> dict[int, float]:
-        """Return the learning curve, averaged over seeds as far as all have it."""
-        curves = [t.curve for t in self.trainings.values() if t.curve]
+        """Return the learning curve, averaged over seeds as far as all have it.
+
+        One that is still being learnt would cut off the others.
+        """
+        trainings = self.trainings.values()
+        finished = [t for t in trainings if t.errors] or trainings
+        curves = [t.curve for t in finished if t.curve]
         if not curves:
             return {}
         common = sorted(set(curves[0]).intersection(*curves[1:]))
@@ -121,28 +127,31 @@ def has_scores(directory: Path, decoding: str, subsets: Sequence[str]) -> bool:
 
 
 def read_row(
-    directory: Path, parameters: int, decodings: Mapping[str, Sequence[str]]
+    directory: Path, parameters: int, decoded: Mapping[str, tuple[str, str]]
 ) -> RowResult:
     """Read all of a row.
 
     Args:
         directory: Directory of the row.
         parameters: Its number of parameters.
-        decodings: Test subsets by the names of directories with their transcripts.
+        decoded: Name of the directory with transcripts, and the subset in it, by what
+            the tables call them.
     """
     trainings = {}
     for path in sorted(directory.glob("seed*/")):
-        failure = path / FAILURE
+        failures = [
+            file.read_text(encoding="utf-8")
+            for file in sorted(path.glob(FAILURE.format("*")))
+        ]
         errors = {
-            subset: count_errors(path / decoding / subset)
-            for decoding, subsets in decodings.items()
-            for subset in subsets
+            name: count_errors(path / decoding / subset)
+            for name, (decoding, subset) in decoded.items()
             if has_scores(path, decoding, [subset])
         }
         trainings[int(path.name.removeprefix("seed"))] = Training(
             path,
             errors,
-            failure.read_text(encoding="utf-8") if failure.is_file() else None,
+            "; ".join(failures) or None,
         )
     return RowResult(
         directory.name,

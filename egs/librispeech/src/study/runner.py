@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,9 +25,15 @@ from benchmarks.results import describe_machine, table
 from ..configs import SUBSETS
 from ..espnet2_config import mixed_precision
 from .jobs import Job, last_line, run_jobs
-from .joined import find_joined, join_subset, joined_name
+from .joined import (
+    find_decodings,
+    find_joined,
+    join_subset,
+    joined_name,
+    write_decodings,
+)
 from .models import count_parameters, parse_options
-from .page import write_page
+from .page import NotRun, write_page
 from .results import (
     CONFIG,
     FAILURE,
@@ -56,13 +64,21 @@ LASTING_OPTIONS = (
 # Characters of English, with what ESPnet adds: what models are counted with before
 # there is a token list.
 NUM_CHARACTERS = 31
-JOINED = "decode_joined"
 # A machine may be busy with something else for a while.
 TIME_LIMIT = 3600.0
 
 
 class StudyError(Exception):
     """What keeps the whole study from going on."""
+
+
+def describe_command(arguments: Sequence[str]) -> str:
+    """Return a command without the places that directories have on this machine."""
+    portable = [
+        Path(a).name if os.path.isabs(a) or ".." in Path(a).parts else a
+        for a in arguments
+    ]
+    return shlex.join(["python", "egs/librispeech/study.py", *portable])
 
 
 class Runner:
@@ -72,6 +88,8 @@ class Runner:
         options: Of this command.
         recipe: Options of run.py.
         recipe_command: The same as the command line gives them.
+        shared_command: Arguments of this command that are those of all its parts:
+            all but rows, seeds and stages.
     """
 
     def __init__(
@@ -79,10 +97,12 @@ class Runner:
         options: argparse.Namespace,
         recipe: argparse.Namespace,
         recipe_command: Sequence[str],
+        shared_command: Sequence[str],
     ) -> None:
         self.options = options
         self.recipe = recipe
         self.recipe_command = list(recipe_command)
+        self.shared_command = list(shared_command)
         self.exp_dir = options.exp_dir.absolute()
         self.study: Study = read_study(options.study)
         self.rows = self.study.choose(options.rows)
@@ -205,10 +225,8 @@ class Runner:
         for subset in self._subsets["test"]:
             for seconds in lengths:
                 join_subset(self._corpus, subset, seconds, directory)
-        decoding = directory / f"{JOINED}.yaml"
-        # Long recordings fill the memory one by one.
         search = yaml.safe_load(self.options.inference_config.read_text("utf-8"))
-        decoding.write_text(yaml.safe_dump({**search, "batch_size": 1}), "utf-8")
+        decodings = write_decodings(search, self.options.pooling_windows, directory)
         names = [
             joined_name(subset, seconds)
             for subset in self._subsets["test"]
@@ -222,30 +240,36 @@ class Runner:
             command += ["--ngpu", str(self.recipe.ngpu)]
         for role, members in subsets.items():
             command += [f"--{role}_subsets", *members]
-        self._run(
-            ("infer", "measure"),
-            decoding,
-            names,
-            command,
-            is_wanted=lambda path: any(path.glob("*.ave.pth")),
-        )
+        for decoding in decodings:
+            self._run(
+                ("infer", "measure"),
+                decoding,
+                names,
+                command,
+                is_wanted=lambda path: any(path.glob("*.ave.pth")),
+            )
 
     def report(self) -> None:
         """Write and print the tables."""
         test = self._subsets["test"]
+        directory = self.exp_dir / "joined"
         joined = {
-            subset: find_joined(self.exp_dir / "joined", subset) for subset in test
+            subset: {
+                f"{name}{end}": (decoding, name)
+                for name in find_joined(directory, subset)
+                for decoding, end in find_decodings(directory).items()
+            }
+            for subset in test
         }
-        decodings = {
-            self.options.inference_config.stem: test,
-            JOINED: [name for names in joined.values() for name in names],
-        }
-        rows = [
-            self._read(row, decodings)
+        decoded = {s: (self.options.inference_config.stem, s) for s in test}
+        for names in joined.values():
+            decoded |= names
+        started = [
+            self._read(row, decoded)
             for row in self.study.rows.values()
             if self._is_trained(row.name)
         ]
-        started = {row.name for row in rows}
+        rows = [row for row in started if row.failures or any(map(row.seeds, test))]
         page = self.options.page or self.exp_dir / "RESULTS.md"
         commands = (self.exp_dir / "commands.txt").read_text("utf-8").splitlines()
         facts = {
@@ -259,9 +283,9 @@ class Runner:
                 rows,
                 self.study.reference,
                 test,
-                {s: names for s, names in joined.items() if names},
+                {s: list(names) for s, names in joined.items()},
                 facts,
-                [name for name in self.study.rows if name not in started],
+                self._not_run(started),
             )
         )
         print(f"\nin {page}")
@@ -339,9 +363,39 @@ class Runner:
         config = yaml.safe_load((self._path(name) / CONFIG).read_text("utf-8"))
         return parse_options(config, self.recipe.token_type)
 
-    def _read(self, row: Row, decodings: Mapping[str, Sequence[str]]) -> RowResult:
+    def _read(self, row: Row, decoded: Mapping[str, tuple[str, str]]) -> RowResult:
         parameters = count_parameters(self._parse(row.name), self._tokens)
-        return read_row(self._path(row.name), parameters, decodings)
+        return read_row(self._path(row.name), parameters, decoded)
+
+    def _not_run(self, started: Sequence[RowResult]) -> list[NotRun]:
+        """Find the trainings that lack scores, and say how to run them."""
+        trainings = {row.name: row.trainings for row in started}
+        test = set(self._subsets["test"])
+        lacking: dict[tuple[int, ...], list[str]] = {}
+        for name in self.study.rows:
+            own = trainings.get(name, {})
+            done = {s for s, t in own.items() if t.failure or test <= t.errors.keys()}
+            seeds = tuple(sorted({*self.options.seeds, *own} - done))
+            if seeds:
+                lacking.setdefault(seeds, []).append(name)
+        return [
+            NotRun(names, seeds, self._describe_part(names, seeds))
+            for seeds, names in lacking.items()
+        ]
+
+    def _describe_part(self, names: Sequence[str], seeds: Sequence[int]) -> str:
+        groups: dict[str, set[str]] = {}
+        for row in self.study.rows.values():
+            groups.setdefault(row.group, set()).add(row.name)
+        whole = [group for group, rows in groups.items() if rows <= {*names}]
+        others = [name for name in names if self.study.rows[name].group not in whole]
+        return describe_command(
+            [
+                *self.shared_command,
+                *("--rows", *whole, *others),
+                *("--seeds", *map(str, seeds)),
+            ]
+        )
 
     def _with_others(self, *names: str) -> list[Row]:
         """Return these rows, those whose time the chosen ones get, and the chosen."""
@@ -440,7 +494,7 @@ class Runner:
                 directories[log] = directory
         with closing(run_jobs(jobs, self.options.jobs, self.threads)) as ended:
             for job, status in ended:
-                failure = directories[job.log] / FAILURE
+                failure = directories[job.log] / FAILURE.format(decoding.stem)
                 failure.parent.mkdir(parents=True, exist_ok=True)
                 failure.unlink(missing_ok=True)
                 if status:
@@ -464,8 +518,9 @@ class Runner:
             "all encoders": str(self._common_encoder_conf()),
             "decoding": self.options.inference_config.name,
             "CER, WER": "percent; the average of the seeds, and each of them",
-            "against the reference": f"CER less that of {self.study.reference}, with "
-            "the 95 % interval of a paired bootstrap over utterances",
+            "against the reference": f"CER less that of {self.study.reference}, both "
+            "of the seeds that both have, with the 95 % interval of a paired bootstrap "
+            "over utterances",
             "update": "forward and backward of a batch of mean size, without the "
             f"optimizer; threads: {self.threads}",
         }

@@ -5,14 +5,16 @@ import math
 
 import numpy as np
 import pytest
-from src.study.page import MARKS, write_page
-from src.study.results import RowResult, Training
+from src.study.page import MARKS, NotRun, write_page
+from src.study.results import VALID_CER, RowResult, Training
 from src.study.scores import Errors
+from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.measure import Result
 
 SUBSET = "test-small"
 FACTS = {"machine": {"cores": "2"}, "commands": ["python study.py"], "settings": {}}
+NOT_RUN = [NotRun(["later", "latest"], [0, 1], "python study.py --rows late")]
 CONFIG = {"max_epoch": 15, "num_iters_per_epoch": 400}
 
 
@@ -57,7 +59,7 @@ def rows(tmp_path) -> list[RowResult]:
 
 def write(page, rows) -> dict[str, dict]:
     joined = {SUBSET: [f"{SUBSET}-30s"]}
-    write_page(page, rows, "reference", [SUBSET], joined, FACTS, ["later"])
+    write_page(page, rows, "reference", [SUBSET], joined, FACTS, NOT_RUN)
     content = json.loads(page.with_suffix(".json").read_text())
     return {row["name"]: row for row in content["rows"]}
 
@@ -83,7 +85,25 @@ def test_tables(tmp_path, rows):
     assert numbers["ours"]["scores"][SUBSET]["CER"] == 22
     assert numbers["ours"]["scores"][SUBSET]["CER_difference"]["value"] == -3
     assert numbers["reference"]["real_time_factor"] == {"15": 0.02, "120": None}
-    assert "later." in page.read_text().partition("### Not run")[2]
+    not_run = page.read_text().partition("### Not run")[2]
+    assert "Seeds 0, 1 of later, latest:" in not_run
+    assert "\n```sh\npython study.py --rows late\n```\n" in not_run
+
+
+def test_curve_is_not_cut_off_by_a_training_that_goes_on(tmp_path):
+    trainings = {
+        0: training(tmp_path / "seed0", [20]),
+        1: training(tmp_path / "seed1", [20]),
+        2: training(tmp_path / "seed2"),
+    }
+    for (seed, own), steps in zip(trainings.items(), (3, 3, 1), strict=True):
+        with SummaryWriter(own.directory / "tensorboard") as writer:
+            for step in range(steps):
+                writer.add_scalar(VALID_CER, (seed + 1) / 4, step)
+    row = RowResult("ours", 1000, CONFIG, trainings, [])
+    assert row.curve() == {0: 37.5, 1: 37.5, 2: 37.5}
+    row = RowResult("begun", 1000, CONFIG, {2: trainings[2]}, [])
+    assert row.curve() == {0: 75.0}
 
 
 def test_what_is_written_by_hand_stays(tmp_path, rows):
