@@ -96,6 +96,11 @@ class Blocks:
         Returns:
             (H, 1, L, W), zero outside the band.
         """
+        if is_traced():  # A view as below would depend on the length.
+            radius = bias.size(-1) // 2
+            offset = self._offsets(bias.device)
+            taps = bias[:, (offset + radius).clamp(0, 2 * radius)]
+            return taps.masked_fill(offset.abs() > radius, 0.0).unsqueeze(1)
         # Of L queries, the last one's first key has the lowest offset.
         missing = self.length - 1 + self.margin - bias.size(-1) // 2
         taps = F.pad(bias, (missing, missing))  # Cut off where the band is wider.
@@ -118,9 +123,14 @@ class Blocks:
         query = self.cut(F.pad(query, (0, 0, 0, missing)))
         key = F.pad(key, (0, 0, self.margin, self.margin + missing))
         band = torch.matmul(query, self.windows(key).mT)
-        reach = torch.arange(self.window, device=band.device) - self.margin
-        offset = reach - torch.arange(self.length, device=band.device)[:, None]
-        return band.masked_fill(offset.abs() > radius, 0.0).unsqueeze(0)
+        outside = self._offsets(band.device).abs() > radius
+        return band.masked_fill(outside, 0.0).unsqueeze(0)
+
+    def _offsets(self, device: torch.device) -> torch.Tensor:
+        """Return t' - t for a block's queries and the keys of its window, (L, W)."""
+        query = torch.arange(self.length, device=device)
+        key = torch.arange(self.window, device=device) - self.margin
+        return key - query[:, None]
 
 
 def weigh_values(
@@ -176,7 +186,7 @@ def weighted_sum(
     near, far = exp_bias(bias, has_rest)
     if not is_traced():
         return _WeightedSum.apply(near, far, sums, blocks)
-    out = torch.matmul(near, blocks.windows(sums))
+    out = _traced_matmul(near, blocks.windows(sums) if has_rest else sums.unsqueeze(2))
     if has_rest:
         out = out + far * _sum_of_rest(sums, blocks).unsqueeze(3)
     return out.flatten(2, 3)[:, :, : blocks.frames]
@@ -440,6 +450,16 @@ def _matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         for utterance, products in zip(x, out, strict=True):
             torch.bmm(weight, utterance[head], out=products[head])
     return out
+
+
+def _traced_matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Do as :func:`_matmul`, in shapes that no compiler has to guard."""
+    weights = weights.expand(x.size(0), -1, x.size(2), -1, -1)
+    weights, rows = (
+        y.clone(memory_format=torch.contiguous_format).flatten(0, 2)
+        for y in (weights, x)
+    )
+    return torch.bmm(weights, rows).view(*x.shape[:3], *weights.shape[1:2], -1)
 
 
 def _matmul_of_all(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
