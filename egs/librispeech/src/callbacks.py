@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
@@ -35,6 +38,28 @@ class SeedEpochs(Callback):
         key = (self.seed, trainer.current_epoch, trainer.global_rank)
         (seed,) = np.random.SeedSequence(key).generate_state(1)
         set_all_random_seed(int(seed))
+
+
+class EndAtSigterm(Callback):
+    """End all processes of a training at once when one of them gets SIGTERM.
+
+    Lightning's handler waits for the other processes, for ever if they are in the
+    middle of something else, and ends with the exit status of success. Checkpoints are
+    whole at any time, so that there is nothing to wait for.
+    """
+
+    def on_sanity_check_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Take the place of the handler that Lightning has just set."""
+        self._set_handler(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do so where there is no sanity check: a training that goes on."""
+        self._set_handler(trainer)
+
+    def _set_handler(self, trainer: Trainer) -> None:
+        signal.signal(signal.SIGTERM, partial(_end, trainer.strategy.launcher))
 
 
 class ForgetLostCheckpoints(Callback):
@@ -114,6 +139,14 @@ class PlotTrainingCurves(Callback):
         """Leave the picture."""
         if trainer.is_global_zero:
             plot_training_curves(self.exp_dir)
+
+
+def _end(launcher, signum: int, frame: FrameType | None) -> None:
+    if launcher is not None:
+        # They may wait for this one for ever, while it sees when one of them ends.
+        launcher.kill(signum)
+    signal.signal(signum, signal.SIG_DFL)
+    signal.raise_signal(signum)
 
 
 def _averaging(trainer: Trainer) -> list[AverageCheckpointsCallback]:

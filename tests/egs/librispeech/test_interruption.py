@@ -2,10 +2,12 @@
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -41,13 +43,17 @@ def assert_same_weights(checkpoint: Path, other: Path) -> None:
         torch.testing.assert_close(weight, other["state_dict"][name])
 
 
+def wait_for(checkpoint: Path, process: subprocess.Popen) -> None:
+    while not checkpoint.exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.01)
+
+
 def test_killed_training_ends_as_one_that_was_not(recipe):
     before = recipe.timestamps()
     process = recipe.start(*RANDOM, *train(1000))
     last = recipe.exp_dir / "last.ckpt"
-    while not last.exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.01)
+    wait_for(last, process)
     # In the middle of the second epoch, or of a later one.
     process.kill()
     process.communicate()
@@ -69,6 +75,29 @@ def test_killed_training_ends_as_one_that_was_not(recipe):
     for name, weight in load(recipe.exp_dir / "valid.acc.ave.pth").items():
         mean = sum(state[name] for state in best) / len(best)
         torch.testing.assert_close(weight, mean)
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_sigterm_to_one_process_ends_all(recipe, rank):
+    exp = f"sigterm_{rank}"
+    nproc = ("--nproc", "1" if rank is None else "2", "--num_workers", "0")
+    process = recipe.start(*train(1000), *nproc, exp=exp)
+    last = recipe.root / exp / "last.ckpt"
+    wait_for(last, process)
+    started = psutil.Process(process.pid).children()
+    assert len(started) == (0 if rank is None else 1)
+    (started[0] if rank == 1 else process).terminate()
+    try:
+        # All of them have its other end.
+        process.communicate(timeout=1000)
+    finally:
+        process.kill()
+        for hanging in filter(psutil.Process.is_running, started):
+            hanging.kill()
+    # One that has lost another says so, unless Lightning kills it before.
+    assert process.returncode not in (0, None)
+    assert rank == 1 or process.returncode == -signal.SIGTERM
+    assert load(last)["global_step"] > 0
 
 
 @contextlib.contextmanager
