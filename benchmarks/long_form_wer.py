@@ -133,7 +133,8 @@ def main(cmd: Sequence[str] | None = None) -> None:
 
     seconds = sum(duration(u.audio) + u.silence for u in utterances)
     title = (
-        f"{seconds:.0f} s of {', '.join(args.subsets)}: {len(utterances)} utterances, "
+        f"{args.exp.name}, {seconds:.0f} s of {', '.join(args.subsets)}: "
+        f"{len(utterances)} utterances, "
         f"{len(reference.split())} words"
     )
     machine = describe_machine(Settings(device=options["device"]))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoderLayer
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoderLayer
-from espnet2.asr.layers.cgmlp import ConvolutionalGatingMLP
 from espnet2.asr.layers.fastformer import FastSelfAttention
 from espnet2.legacy.nets.pytorch_backend.conformer.convolution import ConvolutionModule
 from espnet2.legacy.nets.pytorch_backend.conformer.encoder_layer import (
@@ -18,6 +17,7 @@ from espnet2.legacy.nets.pytorch_backend.transformer.encoder_layer import (
 )
 
 from espnet_fastformer.encoder.options import check_odd, check_rates
+from espnet_fastformer.layers.cgmlp import ConvolutionalGatingMLP
 from espnet_fastformer.layers.feed_forward import PositionwiseFeedForward
 
 MERGE_METHODS = ("concat", "learned_ave", "fixed_ave")

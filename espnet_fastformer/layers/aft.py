@@ -115,7 +115,7 @@ class AFT(torch.nn.Module):
             return weigh_values(key, value, top, padding, self.heads, blocks)
         weighed = (
             weigh_values(key, self.linear_v(value), top, padding, self.heads)
-            for key, value, padding in pieces(key, value, padding)
+            for _, (key, value, padding) in pieces(key, value, padding)
         )
         return self.collect(weighed, blocks)
 

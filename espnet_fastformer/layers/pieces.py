@@ -19,31 +19,48 @@ def is_long(frames: int) -> bool:
 
 
 def by_pieces(
-    function: Callable[..., torch.Tensor], *inputs: torch.Tensor
+    function: Callable[..., torch.Tensor],
+    *inputs: torch.Tensor | None,
+    context: int = 0,
 ) -> torch.Tensor:
-    """Apply what maps each frame by itself, a part of the frames at a time.
+    """Apply what maps each frame with few others, a part of the frames at a time.
 
     The result is the same, while what lies between would take more memory than all
     else in an hour of audio.
 
     Args:
         function: Maps (B, T, ...) to (B, T, D).
-        inputs: Each (B, T, ...), or (B, 1, ...) if the same for all frames.
+        inputs: Each (B, T, ...), or (B, 1, ...) if the same for all frames, or None.
+        context: Frames on each side that a frame's output depends on.
 
     Returns:
         (B, T, D).
     """
-    frames = max(x.size(1) for x in inputs)
+    frames = max(x.size(1) for x in inputs if x is not None)
     if not is_long(frames):
         return function(*inputs)
-    return torch.cat([function(*piece) for piece in pieces(*inputs)], dim=1)
+    return torch.cat(
+        [
+            function(*piece)[:, skipped : skipped + FRAMES_AT_ONCE]
+            for skipped, piece in pieces(*inputs, context=context)
+        ],
+        dim=1,
+    )
 
 
-def pieces(*inputs: torch.Tensor | None) -> Iterator[list[torch.Tensor | None]]:
-    """Cut inputs of :func:`by_pieces`, of which some may be None."""
+def pieces(
+    *inputs: torch.Tensor | None, context: int = 0
+) -> Iterator[tuple[int, list[torch.Tensor | None]]]:
+    """Cut inputs of :func:`by_pieces`.
+
+    Yields:
+        Number of frames of context that come first, and the pieces with context.
+    """
     frames = max(x.size(1) for x in inputs if x is not None)
     for first in range(0, frames, FRAMES_AT_ONCE):
-        yield [
-            x if x is None or x.size(1) == 1 else x[:, first : first + FRAMES_AT_ONCE]
-            for x in inputs
-        ]
+        start = max(0, first - context)
+        part = slice(start, first + FRAMES_AT_ONCE + context)
+        yield (
+            first - start,
+            [x if x is None or x.size(1) == 1 else x[:, part] for x in inputs],
+        )

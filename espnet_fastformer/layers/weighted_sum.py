@@ -186,7 +186,7 @@ def weighted_sum(
     near, far = exp_bias(bias, has_rest)
     if not is_traced():
         return _WeightedSum.apply(near, far, sums, blocks)
-    out = _traced_matmul(near, blocks.windows(sums) if has_rest else sums.unsqueeze(2))
+    out = _copying_matmul(near, blocks.windows(sums) if has_rest else sums.unsqueeze(2))
     if has_rest:
         out = out + far * _sum_of_rest(sums, blocks).unsqueeze(3)
     return out.flatten(2, 3)[:, :, : blocks.frames]
@@ -437,9 +437,12 @@ class _Quotient(torch.autograd.Function):
 def _matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Multiply (H, N or 1, I, J) with (B, H, N, J, C), which may overlap itself.
 
-    torch.matmul would first copy what overlaps, and the weights for each utterance.
+    torch.matmul would first copy what overlaps, and the weights for each utterance. On
+    a GPU that costs less than to start many products.
     """
     batch, heads, count, _, channels = x.shape
+    if count > 1 and x.is_cuda:
+        return _copying_matmul(weights, x)
     out = x.new_empty(heads, batch, count, weights.size(2), channels).transpose(0, 1)
     for head, weight in enumerate(weights):
         if count == 1:
@@ -452,7 +455,7 @@ def _matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _traced_matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _copying_matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Do as :func:`_matmul`, in shapes that no compiler has to guard."""
     weights = weights.expand(x.size(0), -1, x.size(2), -1, -1)
     weights, rows = (
