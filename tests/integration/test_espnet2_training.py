@@ -1,6 +1,8 @@
 """What espnet2.bin.asr_train and Speech2Text make of data as it should not be."""
 
+import contextlib
 import logging
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +49,13 @@ def tone(seconds: float, fs: int = FS) -> np.ndarray:
     return (0.3 * np.sin(2 * np.pi * (300 + 200 * time) * time)).astype("float32")
 
 
-def train(directory: Path, encoder: str, odd: np.ndarray, text: str = "AB", fs=FS):
+def stereo(seconds: float) -> np.ndarray:
+    return np.stack([tone(seconds), tone(seconds)], axis=1)
+
+
+def train(
+    directory: Path, encoder: str, odd: np.ndarray, text: str = "AB", fs=FS, **config
+):
     """Train on two good utterances and an odd one, and return where."""
     utterances = {"good1": tone(0.5), "good2": tone(0.6), "odd": odd}
     for name, samples in utterances.items():
@@ -61,7 +69,8 @@ def train(directory: Path, encoder: str, odd: np.ndarray, text: str = "AB", fs=F
     for file, lines in data.items():
         content = "".join(f"{name} {value}\n" for name, value in lines.items())
         (directory / file).write_text(content)
-    (directory / "train.yaml").write_text(yaml.safe_dump(CONFIG | {"encoder": encoder}))
+    config = CONFIG | {"encoder": encoder} | config
+    (directory / "train.yaml").write_text(yaml.safe_dump(config))
     files = (f"{directory}/wav.scp,speech,sound", f"{directory}/text,text,text")
     options = [
         "--config",
@@ -101,6 +110,13 @@ every_encoder = pytest.mark.parametrize("encoder", ["fastformer", "aft"])
         pytest.param(
             "fastformer", tone(0.1), {"text": "FAR TOO MUCH TEXT"}, id="short"
         ),
+        pytest.param("aft", stereo(0.5), {"batch_size": 1}, id="stereo"),
+        pytest.param(
+            "fastformer",
+            stereo(0.5),
+            {"preprocessor_conf": {"force_single_channel": True}},
+            id="stereo-among-mono",
+        ),
         pytest.param("aft", tone(0.5), {"text": "X Ü ☃"}, id="unknown-characters"),
         pytest.param("fastformer", tone(0.5), {"text": ""}, id="no-text"),
     ],
@@ -113,24 +129,54 @@ def test_odd_data_that_can_be_learned_from(encoder, odd, options, tmp_path):
 
 
 @every_encoder
-def test_too_short_audio_is_named(encoder, tmp_path):
-    with pytest.raises(TooShortUttError, match="6 frames .* needs at least 7 frames"):
-        train(tmp_path, encoder, tone(0.05))
+@pytest.mark.parametrize("seconds, frames", [(0.05, 6), (0, 1)], ids=["50ms", "empty"])
+def test_too_short_audio_is_named(encoder, seconds, frames, tmp_path):
+    words = f" {frames} frames .* needs at least 7 frames"
+    with pytest.raises(TooShortUttError, match=words):
+        train(tmp_path, encoder, tone(seconds))
+    assert not list(tmp_path.glob("exp/*.pth"))
 
 
 @every_encoder
 @pytest.mark.parametrize(
-    "odd, fs, words",
+    "odd, options, words",
     [
-        (tone(0.5, 8000), 8000, "Sampling rates are mismatched: 16000 != 8000"),
-        # asr.sh leaves one channel of each file.
-        (np.stack([tone(0.5), tone(0.5)], axis=1), FS, r"\[8000, 2\]"),
+        pytest.param(
+            tone(0.5, 8000),
+            {"fs": 8000},
+            "Sampling rates are mismatched: 16000 != 8000",
+            id="8kHz",
+        ),
+        # What makes batches and features of it knows no encoder.
+        pytest.param(stereo(0.5), {}, r"\[8000, 2\]", id="stereo-among-mono"),
+        pytest.param(tone(0), {"batch_size": 1}, r"\[1, 1, 0\]", id="empty-alone"),
     ],
-    ids=["8kHz", "stereo"],
 )
-def test_audio_unlike_the_rest_ends_the_training(encoder, odd, fs, words, tmp_path):
+def test_audio_of_another_kind_ends_the_training(
+    encoder, odd, options, words, tmp_path
+):
     with pytest.raises(RuntimeError, match=words):
-        train(tmp_path, encoder, odd, fs=fs)
+        train(tmp_path, encoder, odd, **options)
+    assert not list(tmp_path.glob("exp/*.pth"))
+
+
+@contextlib.contextmanager
+def address_space(size: int):
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.slow
+def test_an_hour_ends_the_training_whatever_the_encoder(tmp_path):
+    # ESPnet's frontend masks padding by a table of (T + 1)² bytes.
+    words = r"can't allocate memory: you tried to allocate 129\d{9} bytes"
+    hour = np.tile(tone(60), 60)
+    with address_space(2**35), pytest.raises(RuntimeError, match=words):
+        train(tmp_path, "aft", hour, batch_type="numel", batch_bins=100_000)
     assert not list(tmp_path.glob("exp/*.pth"))
 
 

@@ -1,9 +1,12 @@
 """The recipe as a whole, run as its users run it."""
 
+import shutil
 from pathlib import Path
 
 import espnet
+import numpy as np
 import pytest
+import soundfile
 import torch
 from espnet3.publication.inference_model import InferenceModel
 from omegaconf import OmegaConf
@@ -139,6 +142,28 @@ def test_training_does_not_go_on_with_another_model(an4_recipe):
     assert f"ValueError: {last} is of another model" in output
     assert last.exists() and an4_recipe.timestamps() == before
     assert config_file.read_text() == config
+
+
+def test_nothing_is_trained_on_a_broken_corpus(an4_corpus, tmp_path):
+    corpus = an4_corpus._replace(source_dir=tmp_path / "corpus")
+    shutil.copytree(an4_corpus.source_dir, corpus.source_dir)
+    chapter = corpus.source_dir / corpus.train / "fash" / "1"
+    faults = {
+        "0 samples, should be 0.1 s or more": np.zeros(0),
+        "2 channels, should be 1": np.zeros((16000, 2)),
+        "57600000 samples, should be 300 s or less: cut it up": np.zeros(57600000),
+    }
+    names = [f"fash-1-{number:04d}" for number in range(2, 2 + len(faults))]
+    with (chapter / "fash-1.trans.txt").open("a") as transcript:
+        for name, samples in zip(names, faults.values(), strict=True):
+            soundfile.write(chapter / f"{name}.wav", samples, 16000)
+            transcript.write(f"{name} STOP\n")
+    recipe = Recipe(tmp_path, "aft", corpus)
+    output = recipe.fail()
+    for name, fault in zip(names, faults, strict=True):
+        assert f"{chapter / name}.wav: {fault}" in output
+    assert not list(tmp_path.glob("data/*/token_list"))
+    assert not list(recipe.exp_dir.glob("*.ckpt"))
 
 
 def test_greedy_ctc_is_a_choice(an4_recipe, an4_corpus):
