@@ -68,6 +68,8 @@ class Blocks:
 
     def windows(self, x: torch.Tensor, first: int = 0, length: int | None = None):
         """View a part of each block's window in (..., T, C) as (..., N, length, C)."""
+        if self.count == 1:  # Whose length is no number yet where it is traced.
+            return x.unsqueeze(-3)
         size = self.window if length is None else length
         end = first + (self.count - 1) * self.length + size
         return x[..., first:end, :].unfold(-2, size, self.length).mT
@@ -122,7 +124,10 @@ class Blocks:
         missing = self.count * self.length - self.frames
         query = self.cut(F.pad(query, (0, 0, 0, missing)))
         key = F.pad(key, (0, 0, self.margin, self.margin + missing))
-        band = torch.matmul(query, self.windows(key).mT)
+        windows = self.windows(key)
+        if is_traced():  # Else the compiler guards how the overlap is laid out.
+            windows = windows.clone(memory_format=torch.contiguous_format)
+        band = torch.matmul(query, windows.mT)
         outside = self._offsets(band.device).abs() > radius
         return band.masked_fill(outside, 0.0).unsqueeze(0)
 
@@ -186,7 +191,7 @@ def weighted_sum(
     near, far = exp_bias(bias, has_rest)
     if not is_traced():
         return _WeightedSum.apply(near, far, sums, blocks)
-    out = _copying_matmul(near, blocks.windows(sums) if has_rest else sums.unsqueeze(2))
+    out = _copying_matmul(near, blocks.windows(sums))
     if has_rest:
         out = out + far * _sum_of_rest(sums, blocks).unsqueeze(3)
     return out.flatten(2, 3)[:, :, : blocks.frames]
