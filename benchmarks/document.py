@@ -1,8 +1,10 @@
 """Put what the other commands measured into docs/benchmarks.md, with plots.
 
-    python -m benchmarks.document benchmarks/results/{targets,layers,encoders}.json
+    python -m benchmarks.document benchmarks/results/{targets,encoders,layers}.json
 
 Replaces what the page has between its two marks. Plots time and memory of encoders.
+Results of a command that was run in parts, each with an --output of its own, are put
+together if their files follow one another; of what was measured twice, the last counts.
 """
 
 import argparse
@@ -46,6 +48,12 @@ def section(report: Report) -> str:
             ]
             parts += [f"### {mode}, {dtype}, batch of {batch}", by_length(results)]
     return "\n\n".join(parts)
+
+
+def join(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
+    """Return all results, of the same case the second."""
+    joined = {(r.name, r.mode, r.dtype, r.batch, r.audio): r for r in (*first, *second)}
+    return list(joined.values())
 
 
 def by_length(results: Sequence[Result]) -> str:
@@ -146,12 +154,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not (mark and end):
         parser.error(f"{options.page} lacks the lines {MARKS[0]} and {MARKS[1]}")
 
-    sections = []
+    reports: dict[Path, Report] = {}
     for path in options.results:
         try:
             report = Report.load(path)
         except (OSError, ValueError) as error:
             parser.error(str(error))
+        before = next(reversed(reports.values()), None)
+        if before and report.results and before.title == report.title:
+            before.results = join(before.results, report.results)
+        else:
+            reports[path] = report
+
+    sections = []
+    for path, report in reports.items():
         text = section(report)
         if report.title == PLOTTED:
             for quantity in ("time", "memory"):
