@@ -333,28 +333,30 @@ class _WeighedValues(torch.autograd.Function):
         if padding is not None:
             weights.masked_fill_(padding, 0.0)
         torch.mul(weights, value, out=real[..., :value_size])
-        ctx.save_for_backward(value, sums)
-        ctx.before = before
-        ctx.key_dtype = key.dtype
+        ctx.save_for_backward(sums)
+        ctx.real = slice(before, before + frames)
+        ctx.value_size = value_size
+        ctx.dtypes = key.dtype, value.dtype
         return sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Return the gradients of key and value."""
-        value, sums = ctx.saved_tensors
-        frames, value_size = value.shape[2:]
-        real = slice(ctx.before, ctx.before + frames)
-        weights = sums[:, :, real, value_size:]
-        grad = grad[:, :, real]
-        grad_key = grad[..., :value_size] * value
+        (sums,) = ctx.saved_tensors
+        key_dtype, value_dtype = ctx.dtypes
+        grad, sums = grad[:, :, ctx.real], sums[:, :, ctx.real]
+        weights = sums[..., ctx.value_size :]
+        grad_of_weights = grad[..., ctx.value_size :]
+        grad = grad[..., : ctx.value_size]
+        # The derivative of what is summed by its key is itself.
+        grad_key = grad * sums[..., : ctx.value_size]
         if weights.size(3) == 1:
             grad_key = grad_key.sum(-1, keepdim=True)
-        grad_key = grad_key.add_(grad[..., value_size:]).mul_(weights)
-        grad_value = weights * grad[..., :value_size]
+        grad_key.addcmul_(grad_of_weights, weights)
         return (
-            grad_key.to(ctx.key_dtype),
-            grad_value.to(value.dtype),
+            grad_key.to(key_dtype),
+            (grad * weights).to(value_dtype),
             None,
             None,
             None,
