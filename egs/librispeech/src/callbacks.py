@@ -13,6 +13,7 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.callbacks.default_callbacks import AverageCheckpointsCallback
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tqdm import tqdm
 
 from .report import plot_training_curves
 
@@ -38,6 +39,23 @@ class SeedEpochs(Callback):
         key = (self.seed, trainer.current_epoch, trainer.global_rank)
         (seed,) = np.random.SeedSequence(key).generate_state(1)
         set_all_random_seed(int(seed))
+
+
+class CloseProgressBars(Callback):
+    """Close the progress bars of a training that ends in an error.
+
+    They are in what the traceback refers to. Python would close them at its very end,
+    where their code is half gone: 3.13 crashes there, after the error was printed.
+    """
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Close those that are open."""
+        callback = trainer.progress_bar_callback
+        for bar in vars(callback).values() if callback is not None else ():
+            if isinstance(bar, tqdm):
+                bar.close()
 
 
 class EndAtSigterm(Callback):
