@@ -98,7 +98,7 @@ class Blocks:
         Returns:
             (H, 1, L, W), zero outside the band.
         """
-        if is_traced():  # A view as below would depend on the length.
+        if torch.compiler.is_compiling():  # A view as below would depend on the length.
             radius = bias.size(-1) // 2
             offset = self._offsets(bias.device)
             taps = bias[:, (offset + radius).clamp(0, 2 * radius)]
@@ -125,7 +125,9 @@ class Blocks:
         query = self.cut(F.pad(query, (0, 0, 0, missing)))
         key = F.pad(key, (0, 0, self.margin, self.margin + missing))
         windows = self.windows(key)
-        if is_traced():  # Else the compiler guards how the overlap is laid out.
+        if (
+            torch.compiler.is_compiling()
+        ):  # Else the compiler guards how the overlap is laid out.
             windows = windows.clone(memory_format=torch.contiguous_format)
         band = torch.matmul(query, windows.mT)
         outside = self._offsets(band.device).abs() > radius
@@ -165,7 +167,7 @@ def weigh_values(
     )
     if padding is not None:
         padding = padding.unsqueeze(1)
-    if is_traced():
+    if torch.compiler.is_compiling():
         weights = key_weights(key, top, padding)
         return F.pad(
             torch.cat([weights * value, weights], dim=-1), (0, 0, before, after)
@@ -189,7 +191,7 @@ def weighted_sum(
     """
     has_rest = blocks.count > 1
     near, far = exp_bias(bias, has_rest)
-    if not is_traced():
+    if not torch.compiler.is_compiling():
         return _WeightedSum.apply(near, far, sums, blocks)
     out = _copying_matmul(near, blocks.windows(sums))
     if has_rest:
@@ -228,7 +230,7 @@ def divide(sums: torch.Tensor, value_size: int) -> torch.Tensor:
     Returns:
         (B, T, H * V).
     """
-    if is_traced():
+    if torch.compiler.is_compiling():
         value, weight = sums[..., :value_size], sums[..., value_size:]
         return (value / weight.clamp(min=_LEAST_DENOMINATOR)).transpose(1, 2).flatten(2)
     return _Quotient.apply(sums, value_size).flatten(2)
@@ -308,11 +310,6 @@ def exp_bias(bias: torch.Tensor, has_rest: bool) -> tuple[torch.Tensor, torch.Te
     if has_rest:
         top = top.clamp(min=0.0)
     return torch.exp(bias - top + _CENTRE), torch.exp(_CENTRE - top)
-
-
-def is_traced() -> bool:
-    """Return whether a compiler or an exporter reads the program."""
-    return torch.compiler.is_compiling() or torch.compiler.is_exporting()
 
 
 class _WeighedValues(torch.autograd.Function):
