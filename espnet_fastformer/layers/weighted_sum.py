@@ -125,9 +125,8 @@ class Blocks:
         query = self.cut(F.pad(query, (0, 0, 0, missing)))
         key = F.pad(key, (0, 0, self.margin, self.margin + missing))
         windows = self.windows(key)
-        if (
-            torch.compiler.is_compiling()
-        ):  # Else the compiler guards how the overlap is laid out.
+        if torch.compiler.is_compiling():
+            # Else the compiler guards how the overlap is laid out.
             windows = windows.clone(memory_format=torch.contiguous_format)
         band = torch.matmul(query, windows.mT)
         outside = self._offsets(band.device).abs() > radius
