@@ -94,8 +94,8 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--inference_config",
         type=Path,
-        default=run.CONF_DIR / "decode_ctc.yaml",
-        help="ESPnet2 decoding config (default: conf/decode_ctc.yaml)",
+        default=RECIPE_DIR / "conf" / "decode_best_path.yaml",
+        help="as of run.py (default: conf/decode_best_path.yaml)",
     )
     parser.add_argument(
         "--exp_dir",

@@ -100,8 +100,8 @@ IGNORED_OPTIONS = {
     "use_tensorboard",
 }
 
-# What decodes if the encoder is not to see all of a recording at once.
-WINDOWED = "src.study.windows.WindowedSpeech2Text"
+# What decodes with options that ESPnet's Speech2Text has not.
+SPEECH2TEXT = "src.speech2text.LongSpeech2Text"
 
 
 def parse_asr_config(
@@ -235,15 +235,17 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
     """Turn a decoding config of ESPnet2 into an ESPnet3 inference config.
 
     Args:
-        path: YAML file as ``espnet2.bin.asr_inference --config`` takes it. With
-            ``pooling_window``, in seconds, the encoder sees windows of that length.
+        path: YAML file as ``espnet2.bin.asr_inference --config`` takes it. It may also
+            set ``best_path`` and ``pooling_window``, as of
+            :class:`~src.speech2text.LongSpeech2Text`.
 
     Returns:
         ``model``, the arguments of ESPnet's ``Speech2Text``, and ``batch_size`` if the
         file sets it.
 
     Raises:
-        ValueError: ``Speech2Text`` has no such argument, or the window no length.
+        ValueError: ``Speech2Text`` has no such argument, the window no length, or
+            ``best_path`` is neither true nor false.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -253,6 +255,7 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} must be a mapping of options, but is {options!r}")
     known = inspect.signature(Speech2Text).parameters
     window = options.pop("pooling_window", None)
+    best_path = options.pop("best_path", False)
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ValueError(
@@ -266,7 +269,16 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
                 f"pooling_window in {path} must be a number of seconds above 0, but is "
                 f"{window!r}"
             )
-        options |= {"_target_": WINDOWED, "pooling_window": window}
+    if type(best_path) is not bool:
+        raise ValueError(
+            f"best_path in {path} must be true or false, but is {best_path!r}"
+        )
+    if best_path or window is not None:
+        options |= {
+            "_target_": SPEECH2TEXT,
+            "best_path": best_path,
+            "pooling_window": window,
+        }
     return {
         "model": options,
         **({} if batch_size is None else {"batch_size": batch_size}),

@@ -147,3 +147,19 @@ def test_pooling_window_is_a_number_of_seconds(espnet2_config, tmp_path, window)
     path.write_text(f"pooling_window: {window}\n")
     with pytest.raises(ValueError, match="pooling_window in .*decode.yaml must be"):
         espnet2_config.convert_inference(path)
+
+
+def test_decoding_that_espnet_has_not(espnet2_config, tmp_path):
+    path = tmp_path / "decode.yaml"
+    path.write_text("best_path: true\nbeam_size: 1\n")
+    assert espnet2_config.convert_inference(path)["model"] == {
+        "_target_": "src.speech2text.LongSpeech2Text",
+        "beam_size": 1,
+        "best_path": True,
+        "pooling_window": None,
+    }
+    path.write_text("best_path: false\nbeam_size: 1\n")
+    assert espnet2_config.convert_inference(path)["model"] == {"beam_size": 1}
+    path.write_text("best_path: 1\n")
+    with pytest.raises(ValueError, match="best_path in .*decode.yaml must be"):
+        espnet2_config.convert_inference(path)

@@ -138,9 +138,9 @@ def test_trained_row(study):
     assert row["scores"].keys() == {study.test, joined, windows}
     seed = study.exp_dir / REFERENCE / "seed0"
     for name, decoding, subset in (
-        (study.test, "decode_ctc", study.test),
-        (joined, "decode_joined", joined),
-        (windows, "decode_joined-windows_2s", joined),
+        (study.test, "decode_best_path", study.test),
+        (joined, "decode_best_path-joined", joined),
+        (windows, "decode_best_path-joined-windows_2s", joined),
     ):
         scored = json.loads((seed / decoding / "metrics.json").read_text())
         for metric, rates in scored.items():

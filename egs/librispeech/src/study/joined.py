@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import soundfile
 import yaml
@@ -20,7 +19,6 @@ SAMPLE_RATE = 16000
 # Seconds of silence between two utterances.
 SILENCE = (0.2, 0.8)
 SPEAKER_CHAPTER = "joined-0"
-DECODING = "decode_joined"
 
 
 def joined_name(subset: str, seconds: float) -> str:
@@ -36,7 +34,7 @@ def find_joined(directory: Path, subset: str) -> list[str]:
 
 
 def write_decodings(
-    search: Mapping[str, Any], windows: Sequence[float], directory: Path
+    search: Path, windows: Sequence[float], directory: Path
 ) -> list[Path]:
     """Write the decoding configs for long recordings.
 
@@ -48,11 +46,12 @@ def write_decodings(
     Returns:
         Their paths, which name the directories of transcripts.
     """
+    name = _decoding_name(search.stem)
     # Long recordings fill the memory one by one.
-    configs = {DECODING: {**search, "batch_size": 1}}
+    whole = {**yaml.safe_load(search.read_text(encoding="utf-8")), "batch_size": 1}
+    configs = {name: whole}
     for window in windows:
-        name = f"{DECODING}-windows_{window:g}s"
-        configs[name] = {**configs[DECODING], "pooling_window": window}
+        configs[f"{name}-windows_{window:g}s"] = {**whole, "pooling_window": window}
     paths = []
     for name, config in configs.items():
         paths.append(directory / f"{name}.yaml")
@@ -60,16 +59,25 @@ def write_decodings(
     return paths
 
 
-def find_decodings(directory: Path) -> dict[str, str]:
-    """Return what a table says after a subset's name, by the names of decodings."""
+def find_decodings(directory: Path, search: str) -> dict[str, str]:
+    """Return what a table says after a subset's name, by the names of decodings.
+
+    Args:
+        directory: Where :func:`write_decodings` wrote the configs.
+        search: Name of the one for short recordings.
+    """
     ends = {}
-    for path in directory.glob(f"{DECODING}*.yaml"):
+    for path in directory.glob(f"{_decoding_name(search)}*.yaml"):
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         ends[path.stem] = config.get("pooling_window", 0)
     return {
         name: f", windows of {window:g} s" if window else ""
         for name, window in sorted(ends.items(), key=lambda item: item[1])
     }
+
+
+def _decoding_name(search: str) -> str:
+    return f"{search}-joined"
 
 
 def join_subset(

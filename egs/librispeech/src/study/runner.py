@@ -225,8 +225,9 @@ class Runner:
         for subset in self._subsets["test"]:
             for seconds in lengths:
                 join_subset(self._corpus, subset, seconds, directory)
-        search = yaml.safe_load(self.options.inference_config.read_text("utf-8"))
-        decodings = write_decodings(search, self.options.pooling_windows, directory)
+        decodings = write_decodings(
+            self.options.inference_config, self.options.pooling_windows, directory
+        )
         names = [
             joined_name(subset, seconds)
             for subset in self._subsets["test"]
@@ -253,15 +254,16 @@ class Runner:
         """Write and print the tables."""
         test = self._subsets["test"]
         directory = self.exp_dir / "joined"
+        search = self.options.inference_config.stem
         joined = {
             subset: {
                 f"{name}{end}": (decoding, name)
                 for name in find_joined(directory, subset)
-                for decoding, end in find_decodings(directory).items()
+                for decoding, end in find_decodings(directory, search).items()
             }
             for subset in test
         }
-        decoded = {s: (self.options.inference_config.stem, s) for s in test}
+        decoded = {s: (search, s) for s in test}
         for names in joined.values():
             decoded |= names
         started = [

@@ -74,15 +74,18 @@ def test_recordings_are_found_by_length(tmp_path):
 
 
 def test_decodings_are_found_by_window(tmp_path):
+    search = tmp_path / "decode.yaml"
+    search.write_text("{beam_size: 1, batch_size: 16}")
     for windows in ([], [30.0, 0.5], [120.0]):
-        paths = write_decodings({"beam_size": 1, "batch_size": 16}, windows, tmp_path)
+        paths = write_decodings(search, windows, tmp_path)
         assert len(paths) == 1 + len(windows)
-    assert find_decodings(tmp_path) == {
-        "decode_joined": "",
-        "decode_joined-windows_0.5s": ", windows of 0.5 s",
-        "decode_joined-windows_30s": ", windows of 30 s",
-        "decode_joined-windows_120s": ", windows of 120 s",
+    assert find_decodings(tmp_path, "decode") == {
+        "decode-joined": "",
+        "decode-joined-windows_0.5s": ", windows of 0.5 s",
+        "decode-joined-windows_30s": ", windows of 30 s",
+        "decode-joined-windows_120s": ", windows of 120 s",
     }
-    assert find_decodings(tmp_path / "nowhere") == {}
+    assert find_decodings(tmp_path, "other") == {}
+    assert find_decodings(tmp_path / "nowhere", "decode") == {}
     config = yaml.safe_load(paths[-1].read_text())
     assert config == {"beam_size": 1, "batch_size": 1, "pooling_window": 120.0}

@@ -1,33 +1,13 @@
-"""Decoding with an encoder that sees a recording through windows."""
+"""An encoder that sees a recording through windows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from espnet2.bin.asr_inference import Speech2Text
 
 from espnet_fastformer.encoder.input_layer import receptive_field
-from espnet_fastformer.inference.model import sampling_rate
 from espnet_fastformer.inference.transcriber import overlapping_windows
-
-
-class WindowedSpeech2Text(Speech2Text):
-    """ESPnet's decoding, one utterance at a time, with any encoder of ESPnet.
-
-    Args:
-        pooling_window: Seconds of audio that the encoder sees at once, as of
-            :class:`~espnet_fastformer.inference.transcriber.Transcriber`.
-        **options: Those of ESPnet's ``Speech2Text``.
-    """
-
-    def __init__(self, pooling_window: float, **options: Any) -> None:
-        super().__init__(**options)
-        model = self.asr_model
-        _, stride = receptive_field(model.encoder.embed)
-        hop = model.frontend.hop_length / sampling_rate(self.asr_train_args)
-        window = max(1, round(pooling_window / (stride * hop)))
-        model.encoder = WindowedEncoder(model.encoder, window)
 
 
 class WindowedEncoder(torch.nn.Module):

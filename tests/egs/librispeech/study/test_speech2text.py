@@ -1,10 +1,11 @@
-"""Decoding with an encoder that sees windows."""
+"""Decoding along the best path, and with an encoder that sees windows."""
 
 import pytest
 import torch
 from espnet2.bin.asr_inference import Speech2Text
-from src.study.windows import WindowedSpeech2Text
+from src.speech2text import LongSpeech2Text
 
+from espnet_fastformer.inference.ctc import collapse
 from espnet_fastformer.inference.experiment import find_model_file
 from espnet_fastformer.inference.transcriber import Transcriber
 from tests.inference.models import make_experiment, noise
@@ -50,7 +51,7 @@ def test_a_window_as_long_as_the_recording_changes_nothing(exp):
     speech = noise(SECONDS)
     whole = build(Speech2Text, exp, **SEARCH)
     long, short = (
-        build(WindowedSpeech2Text, exp, pooling_window=seconds, **SEARCH)
+        build(LongSpeech2Text, exp, pooling_window=seconds, **SEARCH)
         for seconds in (SECONDS, SECONDS / 3)
     )
     torch.testing.assert_close(encode(long, speech), encode(whole, speech))
@@ -60,10 +61,56 @@ def test_a_window_as_long_as_the_recording_changes_nothing(exp):
     assert short([speech])[0][0][:3] != expected[0][:3]
 
 
+def test_best_path_is_the_best_token_of_each_frame(exp):
+    decoding = build(LongSpeech2Text, exp, best_path=True, **SEARCH)
+    speech = [noise(SECONDS), noise(SECONDS / 2)]
+    results = decoding(speech)
+    assert len(results) == 2
+    model = decoding.asr_model
+    for one, (hypothesis,) in zip(speech, results, strict=True):
+        text, tokens, token_int, _ = hypothesis
+        path = model.ctc.argmax(encode(decoding, one))[0].tolist()
+        merged = [
+            token
+            for token, previous in zip(path, [None, *path], strict=False)
+            if token != previous
+        ]
+        silent = (model.blank_id, model.sos, model.eos)
+        assert token_int == [token for token in merged if token not in silent]
+        assert len(token_int) > 3
+        assert [model.token_list[token] for token in token_int] == tokens
+        assert text == decoding.tokenizer.tokens2text(tokens)
+        alone = decoding(one)
+        (alone,) = alone[0] if isinstance(alone, tuple) else alone
+        assert alone[:3] == hypothesis[:3]
+
+
+@pytest.mark.parametrize("exp", ["fastformer"], indirect=True)
+def test_best_path_through_windows(exp):
+    speech = noise(SECONDS)
+    both = build(LongSpeech2Text, exp, best_path=True, pooling_window=1.0, **SEARCH)
+    windowed = build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+    (result,) = both([speech])
+    path = both.asr_model.ctc.argmax(encode(windowed, speech))[0]
+    silent = {both.asr_model.blank_id, both.asr_model.sos, both.asr_model.eos}
+    assert result[0][2] == [span.token for span in collapse(path, silent)]
+
+
+def test_best_path_without_ctc_is_refused(tmp_path):
+    exp = make_experiment(
+        tmp_path / "exp",
+        decoder="transformer",
+        decoder_conf={"attention_heads": 2, "linear_units": 16, "num_blocks": 1},
+        model_conf={"ctc_weight": 0.0},
+    )
+    with pytest.raises(ValueError, match="best_path needs a CTC output.*ctc_weight"):
+        build(LongSpeech2Text, exp, best_path=True, **SEARCH)
+
+
 @pytest.mark.parametrize("exp", ["fastformer"], indirect=True)
 def test_windows_are_those_of_transcribe(exp):
     speech = noise(SECONDS)
-    windowed = build(WindowedSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+    windowed = build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
     transcriber = build(Transcriber, exp, pooling_window=1.0)
     tokens = windowed.asr_model.ctc.argmax(encode(windowed, speech))[0]
     speech = torch.from_numpy(speech)[None]
@@ -75,6 +122,6 @@ def test_windows_are_those_of_transcribe(exp):
 
 @pytest.mark.parametrize("exp", ["fastformer"], indirect=True)
 def test_several_utterances_at_once_are_refused(exp):
-    windowed = build(WindowedSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+    windowed = build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
     with pytest.raises(ValueError, match="pooling_window needs batch_size: 1"):
         windowed([noise(2), noise(2)])

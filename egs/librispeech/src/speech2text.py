@@ -1,0 +1,75 @@
+"""ESPnet's decoding, with what a study needs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from espnet2.bin.asr_inference import Speech2Text
+from espnet2.legacy.nets.beam_search import Hypothesis
+
+from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.inference.ctc import collapse
+from espnet_fastformer.inference.model import sampling_rate
+
+from .windowed_encoder import WindowedEncoder
+
+
+class LongSpeech2Text(Speech2Text):
+    """Decodes recordings that are too long for a search, or for an encoder.
+
+    Args:
+        best_path: Take the likeliest token of each frame of the CTC output and merge
+            repeated ones, in time linear in the length of a recording. ESPnet's search
+            sums all paths of a hypothesis, with a beam of 1 too, in time that grows
+            with the square of the length.
+        pooling_window: Seconds of audio that the encoder sees at once, as of
+            :class:`~espnet_fastformer.inference.transcriber.Transcriber`; None for all
+            of it.
+        **options: Those of ESPnet's ``Speech2Text``.
+
+    Raises:
+        ValueError: The model has no CTC output for ``best_path``.
+    """
+
+    def __init__(
+        self,
+        best_path: bool = False,
+        pooling_window: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        model = self.asr_model
+        if best_path and model.ctc is None:
+            raise ValueError(
+                "best_path needs a CTC output, but the model was trained without one "
+                "(model_conf: ctc_weight: 0.0)"
+            )
+        self.best_path = best_path
+        if pooling_window is not None:
+            _, stride = receptive_field(model.encoder.embed)
+            hop = model.frontend.hop_length / sampling_rate(self.asr_train_args)
+            window = max(1, round(pooling_window / (stride * hop)))
+            model.encoder = WindowedEncoder(model.encoder, window)
+
+    def _batch_decode_padded(
+        self, speech: torch.Tensor, speech_lengths: torch.Tensor
+    ) -> list[list[tuple[Any, ...]]]:
+        if not self.best_path:
+            return super()._batch_decode_padded(speech, speech_lengths)
+        # One by one, since no search gains from all at once.
+        results = []
+        for wave, length in zip(speech, speech_lengths.tolist(), strict=True):
+            result = self(wave[:length])
+            # With what InterCTC layers say, which ESPnet leaves out in batches.
+            results.append(result[0] if isinstance(result, tuple) else result)
+        return results
+
+    def _decode_single_sample(self, enc: torch.Tensor) -> list[tuple[Any, ...]]:
+        if not self.best_path:
+            return super()._decode_single_sample(enc)
+        model = self.asr_model
+        (path,) = model.ctc.argmax(enc[None])
+        spans = collapse(path, {model.blank_id, model.sos, model.eos})
+        tokens = [span.token for span in spans]
+        return self._hyps_to_results([Hypothesis([model.sos, *tokens, model.eos])])
