@@ -94,8 +94,16 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--inference_config",
         type=Path,
+        default=run.CONF_DIR / "decode_ctc.yaml",
+        help="decoding config, as of run.py (default: conf/decode_ctc.yaml)",
+    )
+    parser.add_argument(
+        "--joined_inference_config",
+        type=Path,
         default=RECIPE_DIR / "conf" / "decode_best_path.yaml",
-        help="as of run.py (default: conf/decode_best_path.yaml)",
+        help="the same for joined recordings, and for the utterances that they are "
+        "compared with (default: decode_best_path.yaml of this recipe, which long "
+        "recordings are not too long for)",
     )
     parser.add_argument(
         "--exp_dir",

@@ -135,10 +135,12 @@ def test_trained_row(study):
     row = study.first[REFERENCE]
     joined = f"{study.test}-4s"
     windows = f"{joined}, windows of 2 s"
-    assert row["scores"].keys() == {study.test, joined, windows}
+    apart = f"{study.test}, decode_best_path"
+    assert row["scores"].keys() == {study.test, apart, joined, windows}
     seed = study.exp_dir / REFERENCE / "seed0"
     for name, decoding, subset in (
-        (study.test, "decode_best_path", study.test),
+        (study.test, "decode_ctc", study.test),
+        (apart, "decode_best_path", study.test),
         (joined, "decode_best_path-joined", joined),
         (windows, "decode_best_path-joined-windows_2s", joined),
     ):

@@ -55,7 +55,8 @@ def write_page(
         rows: All rows with a training that has finished or failed.
         reference: Name of the one that the others are compared with.
         subsets: Test subsets.
-        joined: Long recordings, by the test subset they are made of.
+        joined: By test subset, its name where it is decoded like the long recordings
+            that are made of it, and theirs.
         facts: ``machine``, ``commands`` and ``settings``.
         not_run: What is not finished.
 
@@ -73,10 +74,10 @@ def write_page(
     for subset in subsets:
         parts += [f"### {subset}", _error_table(rows, subset, compared)]
     parts += ["### Cost", _cost_table(rows)]
-    for subset, longer in joined.items():
+    for subset, (apart, *longer) in joined.items():
         scored = [name for name in longer if any(row.seeds(name) for row in rows)]
         if scored:
-            parts += [f"### {subset}, joined", _joined_table(rows, subset, scored)]
+            parts += [f"### {subset}, joined", _joined_table(rows, apart, scored)]
     failures = [
         f"- {row.name}, seed {seed}: {reason}"
         for row in rows
@@ -201,19 +202,19 @@ def _cost_table(rows: Sequence[RowResult]) -> str:
     return table(header, lines)
 
 
-def _joined_table(rows: Sequence[RowResult], subset: str, longer: Sequence[str]) -> str:
+def _joined_table(rows: Sequence[RowResult], apart: str, longer: Sequence[str]) -> str:
     lines = []
     for row in rows:
-        single = row.errors(subset)
+        single = row.errors(apart)
         line = [row.name]
         line.append(f"{single.character_error_rate:.1f}" if single else "")
         for name in longer:
-            seeds = sorted({*row.seeds(subset)} & {*row.seeds(name)})
+            seeds = sorted({*row.seeds(apart)} & {*row.seeds(name)})
             if not seeds:
                 line.append("")
                 continue
             rate, base = (
-                row.errors(part, seeds).character_error_rate for part in (name, subset)
+                row.errors(part, seeds).character_error_rate for part in (name, apart)
             )
             change = f" ({rate / base - 1:+.0%})" if base else ""
             line.append(f"{rate:.1f}{change}".replace("%", " %"))

@@ -225,9 +225,8 @@ class Runner:
         for subset in self._subsets["test"]:
             for seconds in lengths:
                 join_subset(self._corpus, subset, seconds, directory)
-        decodings = write_decodings(
-            self.options.inference_config, self.options.pooling_windows, directory
-        )
+        search = self.options.joined_inference_config
+        decodings = write_decodings(search, self.options.pooling_windows, directory)
         names = [
             joined_name(subset, seconds)
             for subset in self._subsets["test"]
@@ -241,12 +240,16 @@ class Runner:
             command += ["--ngpu", str(self.recipe.ngpu)]
         for role, members in subsets.items():
             command += [f"--{role}_subsets", *members]
-        for decoding in decodings:
+        apart = (search, self._subsets["test"], self.recipe_command)
+        for decoding, decoded, options in (
+            apart,
+            *((decoding, names, command) for decoding in decodings),
+        ):
             self._run(
                 ("infer", "measure"),
                 decoding,
-                names,
-                command,
+                decoded,
+                options,
                 is_wanted=lambda path: any(path.glob("*.ave.pth")),
             )
 
@@ -255,15 +258,18 @@ class Runner:
         test = self._subsets["test"]
         directory = self.exp_dir / "joined"
         search = self.options.inference_config.stem
+        joined_search = self.options.joined_inference_config.stem
+        unlike = "" if joined_search == search else f", {joined_search}"
         joined = {
-            subset: {
+            subset: {f"{subset}{unlike}": (joined_search, subset)}
+            | {
                 f"{name}{end}": (decoding, name)
                 for name in find_joined(directory, subset)
-                for decoding, end in find_decodings(directory, search).items()
+                for decoding, end in find_decodings(directory, joined_search).items()
             }
             for subset in test
         }
-        decoded = {s: (search, s) for s in test}
+        decoded = {subset: (search, subset) for subset in test}
         for names in joined.values():
             decoded |= names
         started = [
@@ -518,7 +524,8 @@ class Runner:
             "optimizer": f"{config.get('optim')} {config.get('optim_conf')}, "
             f"{config.get('scheduler')} {config.get('scheduler_conf')}",
             "all encoders": str(self._common_encoder_conf()),
-            "decoding": self.options.inference_config.name,
+            "decoding": f"{self.options.inference_config.name}; joined: "
+            f"{self.options.joined_inference_config.name}",
             "CER, WER": "percent; the average of the seeds, and each of them",
             "against the reference": f"CER less that of {self.study.reference}, both "
             "of the seeds that both have, with the 95 % interval of a paired bootstrap "
