@@ -112,6 +112,11 @@ def get_parser() -> argparse.ArgumentParser:
         help="where everything is kept (default: exp/study)",
     )
     parser.add_argument(
+        "--against",
+        metavar="ROW",
+        help="row that the tables compare the others with (default: the reference)",
+    )
+    parser.add_argument(
         "--page",
         type=Path,
         help="Markdown file whose part between two marks is written, such as "

@@ -211,6 +211,21 @@ def module():
     return module
 
 
+def test_tables_against_another_row(study, module, tmp_path, capsys):
+    page = tmp_path / "accuracy.md"
+    command = [*study.options, "--page", str(page), "--stages", "report", "--against"]
+    module.main([*command, LOCAL])
+    rows = json.loads(page.with_suffix(".json").read_text())["rows"]
+    scores = {row["name"]: row["scores"][study.test] for row in rows}
+    assert scores[LOCAL]["CER_difference"] is None
+    assert scores[REFERENCE]["CER_difference"]["value"] == pytest.approx(
+        scores[REFERENCE]["CER"] - scores[LOCAL]["CER"]
+    )
+    with pytest.raises(SystemExit):
+        module.main([*command, "nobody"])
+    assert "--against nobody: there is no such row" in capsys.readouterr().err
+
+
 def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
     """One seed of two rows is finished, and another one of the second begun."""
     page = tmp_path / "accuracy.md"

@@ -164,7 +164,7 @@ def _error_table(
     subset: str,
     compared: Mapping[str, Mapping[str, Difference | None]],
 ) -> str:
-    header = ["encoder", "parameters", "seeds", "CER", "against the reference", "WER"]
+    header = ["encoder", "parameters", "seeds", "CER", "difference", "WER"]
     lines = []
     for row in rows:
         errors = row.errors(subset)

@@ -106,6 +106,12 @@ class Runner:
         self.exp_dir = options.exp_dir.absolute()
         self.study: Study = read_study(options.study)
         self.rows = self.study.choose(options.rows)
+        self.against = options.against or self.study.reference
+        if self.against not in self.study.rows:
+            raise ValueError(
+                f"--against {self.against}: there is no such row. Rows: "
+                f"{', '.join(self.study.rows)}"
+            )
         self.threads = max(1, torch.get_num_threads() // options.jobs)
         number = recipe.nbpe if recipe.token_type == "bpe" else NUM_CHARACTERS
         self.placeholders = [str(index) for index in range(number)]
@@ -289,7 +295,7 @@ class Runner:
             write_page(
                 page,
                 rows,
-                self.study.reference,
+                self.against,
                 test,
                 {s: list(names) for s, names in joined.items()},
                 facts,
@@ -527,9 +533,8 @@ class Runner:
             "decoding": f"{self.options.inference_config.name}; joined: "
             f"{self.options.joined_inference_config.name}",
             "CER, WER": "percent; the average of the seeds, and each of them",
-            "against the reference": f"CER less that of {self.study.reference}, both "
-            "of the seeds that both have, with the 95 % interval of a paired bootstrap "
-            "over utterances",
+            "difference": f"CER less that of {self.against}, both of the seeds that "
+            "both have, with the 95 % interval of a paired bootstrap over utterances",
             "update": "forward and backward of a batch of mean size, without the "
             f"optimizer; threads: {self.threads}",
         }
