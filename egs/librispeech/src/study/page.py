@@ -233,9 +233,9 @@ def _rate(errors: Errors, by_seed: Sequence[Errors], rate: str) -> str:
 def _difference(difference: Difference | None) -> str:
     if difference is None:
         return ""
-    text = f"{difference.value:+.1f}"
+    text = f"{difference.value:+z.1f}"
     if difference.low is not None:
-        text += f" [{difference.low:+.1f}, {difference.high:+.1f}]"
+        text += f" [{difference.low:+z.1f}, {difference.high:+z.1f}]"
     return text
 
 
