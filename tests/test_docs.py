@@ -1,6 +1,5 @@
 """Numbers of README.md, against those that the commands have written below docs/."""
 
-import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +22,4 @@ def test_accuracies_are_those_of_the_study():
     for name, *numbers in lines:
         (row,) = [c for c in map(cells, table.splitlines()) if c[0] == name]
         assert numbers == [row[1], *row[3:]]
-    study = json.loads((ROOT / "docs" / "accuracy.json").read_text())
-    comparison = {row["name"] for row in study["rows"]}
-    assert {name for name, *_ in lines} <= comparison
     assert len(lines) > 2

@@ -15,8 +15,8 @@ class AFTEncoder(LinearTimeEncoder):
 
     Args:
         input_size: Number of features F, or of tokens if ``input_layer`` is ``embed``.
-        aft_type: ``full``, ``local``, ``simple`` (default: the fastest, and as accurate
-            as the others in docs/accuracy.md) or ``conv``.
+        aft_type: ``full``, ``local``, ``simple`` (default: without position biases, and
+            as accurate as the others in docs/accuracy.md) or ``conv``.
         aft_window_size: Window s of ``local``: frames with ``|t - t'| < s`` have a
             position bias.
         aft_kernel_size: Taps of ``conv``, odd; it has ``attention_heads`` filters.

@@ -48,7 +48,8 @@ def write_decodings(
     """
     name = _decoding_name(search.stem)
     # Long recordings fill the memory one by one.
-    whole = {**yaml.safe_load(search.read_text(encoding="utf-8")), "batch_size": 1}
+    options = yaml.safe_load(search.read_text(encoding="utf-8")) or {}
+    whole = {**options, "batch_size": 1}
     configs = {name: whole}
     for window in windows:
         configs[f"{name}-windows_{window:g}s"] = {**whole, "pooling_window": window}
