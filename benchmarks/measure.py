@@ -357,8 +357,10 @@ class _Call:
         torch.manual_seed(0)
         training = self.case.mode == "training"
         self.module = self.case.module().train(training).to(self.device)
-        frames = min(_WARM_UP_FRAMES, self.case.frames)
-        self._step(self._inputs(frames))
+        # What is compiled depends on the length, and takes more than a call.
+        is_compiled = isinstance(self.module, torch._dynamo.OptimizedModule)
+        frames = self.case.frames if is_compiled else _WARM_UP_FRAMES
+        self._step(self._inputs(min(frames, self.case.frames)))
         self.inputs = self._inputs(self.case.frames)
         self._clear_gradients()
         return {}
@@ -399,8 +401,10 @@ class _Call:
 
     def _inputs(self, frames: int) -> tuple[torch.Tensor, ...]:
         inputs = self.case.inputs(self.case.batch, frames)
+        training = self.case.mode == "training"
         return tuple(
-            x.detach().to(self.device).requires_grad_(x.requires_grad) for x in inputs
+            x.detach().to(self.device).requires_grad_(training and x.requires_grad)
+            for x in inputs
         )
 
     def _run(self, times: int) -> None:

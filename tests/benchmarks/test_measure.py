@@ -7,10 +7,13 @@ from benchmarks.measure import Case, Settings, measure, sweep
 from tests.benchmarks.workloads import (
     SIZE,
     ByLength,
+    Piecewise,
     Square,
     case,
     channels_first,
+    compile_square,
     depthwise,
+    learned_inputs,
 )
 
 SETTINGS = Settings(threads=1, rounds=2, fewest_rounds=2, memory_limit=400_000_000)
@@ -49,6 +52,26 @@ def test_counts_grouped_convolutions_and_attention():
     assert forward.operations == 2 * 2 * SIZE * 40 * 5
     # Of the weight alone: the input needs no gradient.
     assert training.operations == 2 * forward.operations
+
+
+def test_pieces_of_an_input_that_would_need_a_gradient():
+    result, training = measure(
+        [
+            Case("pieces", Piecewise, learned_inputs, 2, 40, 4.0, mode=mode)
+            for mode in ("inference", "training")
+        ],
+        SETTINGS,
+    )
+    assert result.failure is None
+    assert result.operations == 2 * (2 * 40) * SIZE**2
+    # Of the weight and of the input.
+    assert training.operations == 3 * result.operations
+
+
+def test_compiling_is_not_measured():
+    (result,) = measure([case(compile_square, 100)], SETTINGS, with_operations=False)
+    assert result.failure is None
+    assert result.memory < 50e6
 
 
 def test_a_competitor_without_memory_is_a_row():

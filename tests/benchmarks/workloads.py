@@ -29,6 +29,28 @@ class ByLength(Square):
         return super().forward(x)
 
 
+class Piecewise(Square):
+    """Looks at its input a piece at a time, each by a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Identity()
+
+    def forward(self, x):
+        pieces = [self.part(piece) @ self.weight for piece in x.split(20, 1)]
+        return torch.cat(pieces, 1)
+
+
+def compile_square() -> torch.nn.Module:
+    """Compiling takes 100 MB, and so for each length."""
+    return torch.compile(Square(), dynamic=False, backend=_backend)
+
+
+def _backend(module: torch.fx.GraphModule, _inputs) -> torch.fx.GraphModule:
+    torch.ones(25_000_000)
+    return module
+
+
 def inputs(batch: int, frames: int) -> tuple[torch.Tensor]:
     return (torch.randn(batch, frames, SIZE),)
 
@@ -36,6 +58,11 @@ def inputs(batch: int, frames: int) -> tuple[torch.Tensor]:
 def case(module, frames: int = 40, **options) -> Case:
     name = getattr(module, "__name__", "partial")
     return Case(name, module, inputs, 2, frames, frames / 10, **options)
+
+
+def learned_inputs(batch: int, frames: int) -> tuple[torch.Tensor]:
+    """As if a layer came before."""
+    return (torch.randn(batch, frames, SIZE, requires_grad=True),)
 
 
 def depthwise() -> torch.nn.Module:
