@@ -22,6 +22,9 @@ SUBSETS = ("train", "valid", "test")
 # Options that let a training go on rather than make another one of it.
 CONTINUING = re.compile(r"--(max_epoch|num_workers|log_interval|num_att_plot)[= ]\S+ ?")
 
+# File systems allow 255 bytes for a name, and those of packed models end in .zip.
+LONGEST_TAG = 240
+
 
 def make_configs(
     options: argparse.Namespace,
@@ -208,7 +211,10 @@ def _exp_tag(
     changes = CONTINUING.sub("", " ".join(overrides)).replace("--", "_")
     changes = re.sub(r"[^\w.,-]", "", changes)
     perturbed = "_sp" if options.speed_perturb_factors else ""
-    return f"{options.asr_config.stem}_{corpus}_{tokens}{changes}{perturbed}"
+    tag = f"{options.asr_config.stem}_{corpus}_{tokens}"
+    if len(f"{tag}{changes}{perturbed}".encode()) > LONGEST_TAG:
+        changes = f"_{_digest(changes)}"
+    return f"{tag}{changes}{perturbed}"
 
 
 def _speed_perturbation(factors: Sequence[float]) -> dict[str, Any]:
