@@ -24,6 +24,7 @@ from benchmarks.results import (  # noqa: E402
     duration,
     machine_line,
     percent,
+    read_around,
     size,
     table,
 )
@@ -149,10 +150,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--page", type=Path, default=PAGE, help="default: docs/benchmarks.md"
     )
     options = parser.parse_args(argv)
-    head, mark, rest = options.page.read_text(encoding="utf-8").partition(MARKS[0])
-    _, end, tail = rest.partition(MARKS[1])
-    if not (mark and end):
-        parser.error(f"{options.page} lacks the lines {MARKS[0]} and {MARKS[1]}")
+    try:
+        head, tail = read_around(options.page, MARKS)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
     reports: dict[Path, Report] = {}
     for path in options.results:

@@ -13,7 +13,7 @@ import multiprocessing
 import random
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -99,11 +99,10 @@ def main(cmd: Sequence[str] | None = None) -> None:
     parser = get_parser()
     args = parser.parse_args(cmd)
     try:
-        utterances = list(
-            draw(args.corpus, args.subsets, 3600 * args.hours, args.silence, args.seed)
-        )
+        texts = read_corpus(args.corpus, args.subsets)
     except ValueError as error:
         parser.error(str(error))
+    utterances = list(draw(texts, 3600 * args.hours, args.silence, args.seed))
     options = {
         "asr_train_config": args.exp / CONFIG,
         "asr_model_file": args.asr_model_file or find_model_file(args.exp),
@@ -144,8 +143,7 @@ def main(cmd: Sequence[str] | None = None) -> None:
 
 
 def draw(
-    corpus: Path,
-    subsets: Sequence[str],
+    texts: Mapping[Path, str],
     seconds: float,
     silence: tuple[float, float],
     seed: int,
@@ -153,16 +151,11 @@ def draw(
     """Draw utterances until their audio and the silences last long enough.
 
     Args:
-        corpus: Directory of the subsets.
-        subsets: Names of directories with ``*.trans.txt`` beside the audio.
+        texts: What is said in each audio file, of which there is at least one.
         seconds: How long.
         silence: Least and most seconds of silence after each.
         seed: Of order and silences.
-
-    Raises:
-        ValueError: If a subset has no utterance.
     """
-    texts = read_corpus(corpus, subsets)
     generator = random.Random(seed)
     drawn: list[Path] = []
     while seconds > 0:

@@ -128,6 +128,19 @@ def cells(result: Result) -> list[str]:
     ]
 
 
+def read_around(page: Path, marks: tuple[str, str]) -> tuple[str, str]:
+    """Return what a page has before its first mark and after its second.
+
+    Raises:
+        ValueError: It lacks one of them.
+    """
+    before, mark, rest = page.read_text(encoding="utf-8").partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not (mark and end):
+        raise ValueError(f"{page} lacks the lines {marks[0]} and {marks[1]}")
+    return before, after
+
+
 def duration(seconds: float) -> str:
     """Return seconds with three digits, or nothing for NaN."""
     if math.isnan(seconds):

@@ -27,7 +27,7 @@ from src.study.runner import Runner, StudyError, describe_command  # noqa: E402
 
 STAGES = ("speed", "train", "joined", "report")
 # Options of run.py that a study sets itself.
-OWN_OPTIONS = ("asr_config", "encoder", "exp_tag")
+OWN_OPTIONS = ("asr_config", "encoder", "exp_tag", "max_hours")
 
 
 def get_part_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from espnet2.bin.asr_inference import Speech2Text
 from espnet2.legacy.nets.beam_search import Hypothesis
 
 from espnet_fastformer.encoder.input_layer import receptive_field
-from espnet_fastformer.inference.ctc import collapse
+from espnet_fastformer.inference.ctc import collapse, silent_tokens
 from espnet_fastformer.inference.model import sampling_rate
 
 from .windowed_encoder import WindowedEncoder
@@ -70,6 +70,7 @@ class LongSpeech2Text(Speech2Text):
             return super()._decode_single_sample(enc)
         model = self.asr_model
         (path,) = model.ctc.argmax(enc[None])
-        spans = collapse(path, {model.blank_id, model.sos, model.eos})
-        tokens = [span.token for span in spans]
-        return self._hyps_to_results([Hypothesis([model.sos, *tokens, model.eos])])
+        tokens = [span.token for span in collapse(path, silent_tokens(model))]
+        # ESPnet takes the end off every hypothesis but a transducer's.
+        end = [] if model.use_transducer_decoder else [model.eos]
+        return self._hyps_to_results([Hypothesis([model.sos, *tokens, *end])])

@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -174,7 +176,7 @@ def test_failed_row_says_so_and_the_others_go_on(study):
     section = study.first_page.partition(f"### {study.test}\n")[2].partition("###")[0]
     (line,) = [line for line in section.splitlines() if f"| {LOCAL} |" in line]
     assert "failed" in line
-    assert "fastformer-time" in study.first_page.partition("### Not run")[2]
+    assert "fastformer-time" in study.first_page.partition("### Not trained")[2]
     # Directories of this machine are nobody's business.
     assert str(study.root) not in study.first_page.partition("### Failed")[0]
 
@@ -238,7 +240,7 @@ def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
     text = page.read_text()
     content = json.loads(page.with_suffix(".json").read_text())
     assert [row["name"] for row in content["rows"]] == [REFERENCE, LOCAL]
-    finished, _, not_run = text.partition("### Not run")
+    finished, _, not_run = text.partition("### Not trained")
     assert "not finished" not in finished
     missing = {tuple(m["seeds"]): m for m in content["not_run"]}
     assert missing.keys() == {(0,), (1,)}
@@ -262,6 +264,8 @@ def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
     [
         (["--rows", "lstm"], "there is no row or group 'lstm'"),
         (["--asr_config", "train.yaml"], "--asr_config is what"),
+        (["--max_hours", "1"], "--max_hours is what"),
+        (["--page", __file__], "test_study.py lacks the lines <!-- study -->"),
         (["--max_epoch", "3"], "unrecognized arguments: --max_epoch 3"),
         (["--study", "nothing.yaml"], "nothing.yaml"),
         (["--speed_perturb_factors", "0.9", "1.0"], "other --speed_perturb_factors"),
@@ -300,29 +304,44 @@ def test_unequal_models_are_refused(study, module, tmp_path, capsys):
     assert f"by more than 3% from {REFERENCE}: {LOCAL}" in error
 
 
-def test_time_instead_of_updates(study, module, tmp_path):
-    exp_dir = tmp_path / "exp"
-    arguments = [*study.options, "--exp_dir", str(exp_dir), "--rows", "time"]
-    options, command = module.get_parser().parse_known_args(arguments)
-    recipe = module.run.get_parser().parse_args(command)
+def test_time_instead_of_updates(study):
+    directory = study.exp_dir / "fastformer-time"
+    config = directory / "train.yaml"
 
-    def settle():
-        runner = module.Runner(options, recipe, command, arguments)
-        runner.check()
-        runner.settle_updates()
-        return yaml.safe_load((exp_dir / "fastformer-time" / "train.yaml").read_text())
+    def speed() -> list[float]:
+        """Time of an update of both, measured in the same call."""
+        paths = [study.exp_dir / REFERENCE / "speed.json", directory / "speed.json"]
+        before = paths[0].stat().st_mtime_ns
+        output = study.run("--rows", "time", "--stages", "speed")
+        assert f"measure {REFERENCE}, fastformer-time" in output
+        assert paths[0].stat().st_mtime_ns > before
+        updates = [json.loads(path.read_text())["results"][0] for path in paths]
+        return [statistics.median(update["seconds"]) for update in updates]
 
-    with pytest.raises(module.StudyError, match="fastformer-time: the stage speed"):
-        settle()
-    # As if an update of the reference took ten times as long.
-    measured = json.loads((study.exp_dir / REFERENCE / "speed.json").read_text())
-    for name, seconds in ((REFERENCE, 1.0), ("fastformer-time", 0.1)):
-        speed = [{**measured[0], "seconds": [seconds]}, *measured[1:]]
-        (exp_dir / name / "speed.json").write_text(json.dumps(speed))
-    config = settle()
-    assert config["max_epoch"] == config["scheduler_conf"]["max_steps"] == 20
+    done = study.start("--rows", "time", "--stages", "train")
+    assert "fastformer-time: the stage speed has not measured it" in done.stdout
+    theirs, own = speed()
+    given = yaml.safe_load(config.read_text())
+    epochs = max(1, round(2 * theirs / own))
+    assert given["max_epoch"] == given["scheduler_conf"]["max_steps"] == epochs
     # What has begun keeps its length, whatever is measured later.
-    (exp_dir / "fastformer-time" / "seed0").mkdir()
-    speed[0]["seconds"] = [0.5]
-    (exp_dir / "fastformer-time" / "speed.json").write_text(json.dumps(speed))
-    assert settle() == config
+    (directory / "seed0").mkdir()
+    given["max_epoch"] = given["scheduler_conf"]["max_steps"] = 7
+    config.write_text(yaml.safe_dump(given, sort_keys=False))
+    (directory / "speed.json").unlink()
+    speed()
+    assert yaml.safe_load(config.read_text()) == given
+
+
+def test_joined_lengths_are_added(study):
+    """Scores of the length before stay, and half a training is not scored."""
+    begun = study.exp_dir / LOCAL / "seed2"
+    begun.mkdir()
+    (begun / "valid.cer_ctc.ave.pth").touch()
+    options = ("--seeds", "0", "2", "--stages", "joined", "report")
+    study.run(*options, "--joined_seconds", "6")
+    begun_has = [path.name for path in begun.iterdir()]
+    shutil.rmtree(begun)
+    assert begun_has == ["valid.cer_ctc.ave.pth"]
+    scores = study.results()[REFERENCE]["scores"]
+    assert {f"{study.test}-4s", f"{study.test}-6s"} <= scores.keys()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 
 import soundfile
 import yaml
+from dataset.corpus import MAX_SECONDS, SAMPLE_RATE
+from dataset.corpus import Utterance as CorpusUtterance
 
 from benchmarks.long_form_wer import Utterance, draw, join
 from espnet_fastformer.inference.audio import duration
 
-SAMPLE_RATE = 16000
 # Seconds of silence between two utterances.
 SILENCE = (0.2, 0.8)
 SPEAKER_CHAPTER = "joined-0"
@@ -82,7 +83,11 @@ def _decoding_name(search: str) -> str:
 
 
 def join_subset(
-    corpus: Path, subset: str, seconds: float, directory: Path, seed: int = 0
+    utterances: Sequence[CorpusUtterance],
+    subset: str,
+    seconds: float,
+    directory: Path,
+    seed: int = 0,
 ) -> None:
     """Join all utterances of a subset into recordings in LibriSpeech's layout.
 
@@ -90,25 +95,34 @@ def join_subset(
     is one of the same words. Nothing is done if the recordings are there.
 
     Args:
-        corpus: Directory of the subset.
-        subset: Its name.
+        utterances: Those that the recipe found whole.
+        subset: Name of the subset.
         seconds: Least length of a recording, but for the last.
         directory: Where a new subset :func:`joined_name` is written.
         seed: Of order and silences.
 
     Raises:
-        ValueError: The subset has no utterance.
+        ValueError: A recording would be longer than the recipe takes.
     """
     target = directory / joined_name(subset, seconds)
     if target.is_dir():
         return
+    texts = {Path(utterance.audio): utterance.text for utterance in utterances}
+    # All of them come before any comes again.
+    drawn = list(islice(draw(texts, math.inf, SILENCE, seed), len(texts)))
+    groups = _group(drawn, seconds)
+    longest = max(sum(duration(u.audio) + u.silence for u in group) for group in groups)
+    if longest > MAX_SECONDS:
+        raise ValueError(
+            f"--joined_seconds {seconds:g} makes a recording of {longest:.0f} s of "
+            f"{subset}; the recipe takes {MAX_SECONDS} s at most: give less"
+        )
     partial = directory / f"{target.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     chapter = partial.joinpath(*SPEAKER_CHAPTER.split("-"))
     chapter.mkdir(parents=True)
     lines = []
-    utterances = list(_draw_once(corpus, subset, seed))
-    for number, group in enumerate(_group(utterances, seconds)):
+    for number, group in enumerate(groups):
         utt_id = f"{SPEAKER_CHAPTER}-{number:04}"
         samples = join(group, SAMPLE_RATE)
         soundfile.write(chapter / f"{utt_id}.flac", samples, SAMPLE_RATE)
@@ -116,15 +130,6 @@ def join_subset(
     transcript = chapter / f"{SPEAKER_CHAPTER}.trans.txt"
     transcript.write_text("".join(lines), encoding="utf-8")
     partial.rename(target)
-
-
-def _draw_once(corpus: Path, subset: str, seed: int) -> Iterator[Utterance]:
-    drawn = set()
-    for utterance in draw(corpus, [subset], math.inf, SILENCE, seed):
-        if utterance.audio in drawn:
-            return
-        drawn.add(utterance.audio)
-        yield utterance
 
 
 def _group(utterances: list[Utterance], seconds: float) -> list[list[Utterance]]:

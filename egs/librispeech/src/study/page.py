@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.measure import Result
-from benchmarks.results import duration, machine_line, size, table
+from benchmarks.results import duration, machine_line, read_around, size, table
 
 from .results import RowResult
 from .scores import Difference, Errors
@@ -62,7 +62,11 @@ def write_page(
 
     Returns:
         The tables.
+
+    Raises:
+        ValueError: The page has no such marks.
     """
+    head, tail = read_around_marks(page)
     base = next((row for row in rows if row.name == reference), None)
     names = [*subsets, *(name for names in joined.values() for name in names)]
     compared = {
@@ -86,7 +90,7 @@ def write_page(
     if failures:
         parts += ["### Failed", "\n".join(failures)]
     if not_run:
-        parts.append("### Not run")
+        parts.append("### Not trained")
     for missing in not_run:
         seeds = ", ".join(map(str, missing.seeds))
         parts.append(
@@ -99,7 +103,8 @@ def write_page(
     text = "\n\n".join(parts)
 
     page.parent.mkdir(parents=True, exist_ok=True)
-    _put_between_marks(page, text)
+    body = f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}"
+    page.write_text(head + body + tail, encoding="utf-8")
     content = {
         **facts,
         "reference": reference,
@@ -110,6 +115,15 @@ def write_page(
         json.dumps(content, indent=1) + "\n", encoding="utf-8"
     )
     return text
+
+
+def read_around_marks(page: Path) -> tuple[str, str]:
+    """Return what a page has outside of its two marks, or a new page has.
+
+    Raises:
+        ValueError: There is such a page, but it lacks them.
+    """
+    return read_around(page, MARKS) if page.is_file() else ("# Accuracy\n\n", "\n")
 
 
 def plot_curves(
@@ -286,15 +300,3 @@ def _numbers(
 
 def _finite(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _put_between_marks(page: Path, text: str) -> None:
-    head, tail = "# Accuracy\n\n", "\n"
-    if page.is_file():
-        before, mark, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-        _, end, after = rest.partition(MARKS[1])
-        if not (mark and end):
-            raise ValueError(f"{page} lacks the lines {MARKS[0]} and {MARKS[1]}")
-        head, tail = before, after
-    body = f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}"
-    page.write_text(head + body + tail, encoding="utf-8")

@@ -46,6 +46,21 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Time and memory of a row.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        threads: Threads of a CPU computation.
+        results: An update, and the encoder at each length.
+    """
+
+    device: str
+    threads: int
+    results: list[Result]
+
+
+@dataclass(frozen=True)
 class RowResult:
     """All trainings of a row.
 
@@ -55,6 +70,7 @@ class RowResult:
         config: ESPnet2 training config.
         trainings: Trainings by their seeds.
         speed: An update, and the encoder at each length; empty if not measured.
+        threads: What that was measured with.
     """
 
     name: str
@@ -62,6 +78,7 @@ class RowResult:
     config: Mapping[str, Any]
     trainings: Mapping[int, Training]
     speed: Sequence[Result]
+    threads: int | None = None
 
     @property
     def updates(self) -> int:
@@ -153,25 +170,28 @@ def read_row(
             errors,
             "; ".join(failures) or None,
         )
+    speed = read_speed(directory)
     return RowResult(
         directory.name,
         parameters,
         yaml.safe_load((directory / CONFIG).read_text(encoding="utf-8")),
         trainings,
-        read_speed(directory),
+        speed.results if speed else [],
+        speed.threads if speed else None,
     )
 
 
-def read_speed(directory: Path) -> list[Result]:
-    """Read what was measured of a row; nothing if there is none."""
+def read_speed(directory: Path) -> Speed | None:
+    """Read what was measured of a row, if anything was."""
     path = directory / SPEED
     if not path.is_file():
-        return []
+        return None
     content = json.loads(path.read_text(encoding="utf-8"))
-    return [Result(**result) for result in content]
+    content["results"] = [Result(**result) for result in content["results"]]
+    return Speed(**content)
 
 
-def write_speed(directory: Path, results: Sequence[Result]) -> None:
+def write_speed(directory: Path, speed: Speed) -> None:
     """Write what was measured of a row."""
-    content = json.dumps([asdict(result) for result in results], indent=1)
+    content = json.dumps(asdict(speed), indent=1)
     (directory / SPEED).write_text(f"{content}\n", encoding="utf-8")

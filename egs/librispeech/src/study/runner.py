@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 import yaml
+from dataset.builder import open_manifest
 from dataset.corpus import resolve_corpus
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.measure import Settings
+from benchmarks.measure import Result, Settings
 from benchmarks.results import describe_machine, table
 
 from ..configs import SUBSETS
@@ -29,16 +30,16 @@ from .joined import (
     find_decodings,
     find_joined,
     join_subset,
-    joined_name,
     write_decodings,
 )
 from .models import count_parameters, parse_options
-from .page import NotRun, write_page
+from .page import NotRun, read_around_marks, write_page
 from .results import (
     CONFIG,
     FAILURE,
     SPEED,
     RowResult,
+    Speed,
     count_updates,
     has_scores,
     read_row,
@@ -112,6 +113,7 @@ class Runner:
                 f"--against {self.against}: there is no such row. Rows: "
                 f"{', '.join(self.study.rows)}"
             )
+        self.page = options.page or self.exp_dir / "RESULTS.md"
         self.threads = max(1, torch.get_num_threads() // options.jobs)
         number = recipe.nbpe if recipe.token_type == "bpe" else NUM_CHARACTERS
         self.placeholders = [str(index) for index in range(number)]
@@ -120,8 +122,10 @@ class Runner:
         """Size the models, show their sizes and keep their configs.
 
         Raises:
-            ValueError: A row is too large or too small, or was trained otherwise.
+            ValueError: A row is too large or too small, or was trained otherwise, or
+                the page is not one to write to.
         """
+        read_around_marks(self.page)
         self._check_lasting_options()
         reference = self.study.rows[self.study.reference]
         _, wanted = self._size(reference, None)
@@ -167,27 +171,43 @@ class Runner:
                 raise StudyError(f"{last_line(job.log)} (see {job.log})")
 
     def speed(self) -> None:
-        """Measure what has not been measured yet, rows taking turns."""
-        missing = {
-            row.name: self._parse(row.name)
-            for row in self._with_others()
-            if not self._is_measured(row.name)
-        }
+        """Measure what has not been measured yet, rows taking turns.
+
+        A row that gets the time of another is measured beside it, and is then given as
+        many updates as fit, once and for all.
+        """
+        missing = [
+            row for row in self._with_others() if not self._is_measured(row.name)
+        ]
         if not missing:
             return
+        names = [name for row in missing for name in (row.time_of, row.name) if name]
+        rows = {name: self._parse(name) for name in names}
         config = self.study.rows[self.study.reference].asr_config
         stats_dir = Path(self._prepared_config("training").stats_dir)
         batch = mean_batch(stats_dir, config["batch_bins"])
-        print(f"measure {', '.join(missing)}", flush=True)
+        print(f"measure {', '.join(rows)}", flush=True)
         results = measure_rows(
-            missing, self._tokens, batch, self._machine, self._dtype(config)
+            rows, self._tokens, batch, self._machine, self._dtype(config)
         )
+        for row in missing:
+            if row.time_of is not None:
+                self._give_time(row, results[row.time_of][0], results[row.name][0])
+        machine = self._machine
         for name, measured in results.items():
-            write_speed(self._path(name), measured)
+            speed = Speed(machine.device, machine.threads, measured)
+            write_speed(self._path(name), speed)
 
     def train(self) -> None:
-        """Train, decode and score what is not finished."""
-        self.settle_updates()
+        """Train, decode and score what is not finished.
+
+        Raises:
+            StudyError: A row that gets the time of another is not measured.
+        """
+        for row in self.rows:
+            needed = (row.time_of, row.name) if row.time_of is not None else ()
+            if not (self._is_trained(row.name) or all(map(self._is_measured, needed))):
+                raise StudyError(f"{row.name}: the stage speed has not measured it")
         self._run(
             ("train", "infer", "measure"),
             self.options.inference_config,
@@ -196,29 +216,12 @@ class Runner:
             is_wanted=lambda directory: True,
         )
 
-    def settle_updates(self) -> None:
-        """Give rows as many updates as fit into the time of another, once and for all.
+    def joined(self) -> None:
+        """Decode and score the joined test subsets with what is trained.
 
         Raises:
-            StudyError: One of them is not measured.
+            StudyError: The recordings would be too long.
         """
-        for row in self.rows:
-            directory = self._path(row.name)
-            if row.time_of is None or self._is_trained(row.name):
-                continue
-            speeds = [read_speed(self._path(name)) for name in (row.time_of, row.name)]
-            if not all(speeds) or any(results[0].failure for results in speeds):
-                raise StudyError(f"{row.name}: the stage speed has not measured it")
-            theirs, own = (results[0].median for results in speeds)
-            config = with_budget(row.asr_config, theirs / own)
-            path = directory / CONFIG
-            sized = yaml.safe_load(path.read_text("utf-8"))
-            sized |= {key: config[key] for key in ("max_epoch", "scheduler_conf")}
-            path.write_text(yaml.safe_dump(sized, sort_keys=False), "utf-8")
-            print(f"{row.name}: {count_updates(sized):,} updates", flush=True)
-
-    def joined(self) -> None:
-        """Decode and score the joined test subsets with what is trained."""
         lengths = self.options.joined_seconds
         if not lengths:
             return
@@ -229,14 +232,20 @@ class Runner:
             if not link.is_symlink():
                 link.symlink_to(self._corpus / subset)
         for subset in self._subsets["test"]:
+            data_dir = self._prepared_config("training").data_dir
+            utterances = open_manifest(subset, self._corpus, data_dir).read()
             for seconds in lengths:
-                join_subset(self._corpus, subset, seconds, directory)
+                try:
+                    join_subset(utterances, subset, seconds, directory)
+                except ValueError as error:
+                    raise StudyError(str(error)) from error
         search = self.options.joined_inference_config
         decodings = write_decodings(search, self.options.pooling_windows, directory)
+        # Those of other lengths too: the scores of a decoding are of one run.
         names = [
-            joined_name(subset, seconds)
+            name
             for subset in self._subsets["test"]
-            for seconds in lengths
+            for name in find_joined(directory, subset)
         ]
         subsets = {**self._subsets, "test": names}
         command = ["--corpus", str(directory), "--token_type", self.recipe.token_type]
@@ -244,6 +253,8 @@ class Runner:
         command += ["--data_dir", str(directory / "data")]
         if self.recipe.ngpu is not None:
             command += ["--ngpu", str(self.recipe.ngpu)]
+        if self.recipe.skip_broken_utterances:
+            command.append("--skip_broken_utterances")
         for role, members in subsets.items():
             command += [f"--{role}_subsets", *members]
         apart = (search, self._subsets["test"], self.recipe_command)
@@ -256,7 +267,7 @@ class Runner:
                 decoding,
                 decoded,
                 options,
-                is_wanted=lambda path: any(path.glob("*.ave.pth")),
+                is_wanted=self._is_finished,
             )
 
     def report(self) -> None:
@@ -284,16 +295,15 @@ class Runner:
             if self._is_trained(row.name)
         ]
         rows = [row for row in started if row.failures or any(map(row.seeds, test))]
-        page = self.options.page or self.exp_dir / "RESULTS.md"
         commands = (self.exp_dir / "commands.txt").read_text("utf-8").splitlines()
         facts = {
             "machine": describe_machine(self._machine),
             "commands": list(dict.fromkeys(commands)),
-            "settings": self._settings(),
+            "settings": self._settings(rows),
         }
         print(
             write_page(
-                page,
+                self.page,
                 rows,
                 self.against,
                 test,
@@ -302,7 +312,7 @@ class Runner:
                 self._not_run(started),
             )
         )
-        print(f"\nin {page}")
+        print(f"\nin {self.page}")
 
     def _is_prepared(self) -> bool:
         try:
@@ -317,8 +327,28 @@ class Runner:
         )
 
     def _is_measured(self, name: str) -> bool:
-        results = read_speed(self._path(name))
-        return bool(results) and not any(result.failure for result in results)
+        speed = read_speed(self._path(name))
+        machine = self._machine
+        return (
+            speed is not None
+            and (speed.device, speed.threads) == (machine.device, machine.threads)
+            and not any(result.failure for result in speed.results)
+        )
+
+    def _give_time(self, row: Row, theirs: Result, own: Result) -> None:
+        if theirs.failure or own.failure or self._is_trained(row.name):
+            return
+        config = with_budget(row.asr_config, theirs.median / own.median)
+        path = self._path(row.name) / CONFIG
+        sized = yaml.safe_load(path.read_text("utf-8")) | {
+            key: config[key] for key in ("max_epoch", "scheduler_conf") if key in config
+        }
+        path.write_text(yaml.safe_dump(sized, sort_keys=False), "utf-8")
+        print(f"{row.name}: {count_updates(sized):,} updates", flush=True)
+
+    def _is_finished(self, training: Path) -> bool:
+        decoding = self.options.inference_config.stem
+        return has_scores(training, decoding, self._subsets["test"])
 
     def _is_trained(self, name: str) -> bool:
         return any(self._path(name).glob("seed*/"))
@@ -516,12 +546,13 @@ class Runner:
                     failure.write_text(reason, encoding="utf-8")
                     print(f"FAILED {job.name}: {reason}", flush=True)
 
-    def _settings(self) -> dict[str, str]:
+    def _settings(self, rows: Sequence[RowResult]) -> dict[str, str]:
         config = self.study.rows[self.study.reference].asr_config
         tokens = self.recipe.token_type
         if tokens == "bpe":
             tokens += f", {self.recipe.nbpe}"
         subsets = {role: ", ".join(names) for role, names in self._subsets.items()}
+        threads = sorted({row.threads for row in rows if row.threads})
         return {
             "trained on": f"{subsets['train']}; validated on {subsets['valid']}",
             "tokens": tokens,
@@ -536,7 +567,7 @@ class Runner:
             "difference": f"CER less that of {self.against}, both of the seeds that "
             "both have, with the 95 % interval of a paired bootstrap over utterances",
             "update": "forward and backward of a batch of mean size, without the "
-            f"optimizer; threads: {self.threads}",
+            f"optimizer; threads: {', '.join(map(str, threads)) or 'not measured'}",
         }
 
     def _common_encoder_conf(self) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from dataset.corpus import SAMPLE_RATE
 
 from benchmarks.encoders import FRAMES_PER_SECOND, build_inputs
 from benchmarks.measure import Case, Result, Settings, measure
 
 from .models import build_model
 
-SAMPLE_RATE = 16000
 # Seconds of one utterance that the encoder is timed on.
 ENCODED_SECONDS = (15, 120)
 # Rows that are in memory at the same time.

@@ -85,7 +85,7 @@ def test_tables(tmp_path, rows):
     assert numbers["ours"]["scores"][SUBSET]["CER"] == 22
     assert numbers["ours"]["scores"][SUBSET]["CER_difference"]["value"] == -3
     assert numbers["reference"]["real_time_factor"] == {"15": 0.02, "120": None}
-    not_run = page.read_text().partition("### Not run")[2]
+    not_run = page.read_text().partition("### Not trained")[2]
     assert "Seeds 0, 1 of later, latest:" in not_run
     assert "\n```sh\npython study.py --rows late\n```\n" in not_run
 
