@@ -54,13 +54,13 @@ def test_equals_conv2d_in_every_dtype(dtype, device):
         torch.testing.assert_close(actual, expected, rtol=2e-2, atol=5e-2)
 
 
-def test_equals_conv2d_under_autocast():
-    conv = torch.nn.Conv2d(3, 4, 3, stride=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_conv2d_under_autocast(dtype):
+    conv = torch.nn.Conv2d(3, 4, 3, stride=2).to(dtype)
     fast = Conv2d.replacing(copy.deepcopy(conv))
+    arguments = ((2, 3, 21, 11), dtype, True)
     for actual, expected in zip(
-        results(fast, (2, 3, 21, 11), autocast=True),
-        results(conv, (2, 3, 21, 11), autocast=True),
-        strict=True,
+        results(fast, *arguments), results(conv, *arguments), strict=True
     ):
         assert actual.dtype is expected.dtype
         torch.testing.assert_close(actual, expected, rtol=2e-2, atol=5e-2)
