@@ -19,8 +19,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--asr_model_file",
         type=Path,
-        help="default: the average over the best epochs in EXP, such as "
-        "valid.acc.ave.pth",
+        help="default: the average over the best epochs in EXP, by a criterion of the "
+        "validation set: valid.acc.ave.pth, if the training made it",
     )
 
 
@@ -36,7 +36,7 @@ def find_model(args: argparse.Namespace) -> tuple[Path, Path]:
     """Return the config and the file of parameters.
 
     Raises:
-        ValueError: If there are none, or no telling which.
+        ValueError: If there are none, or no telling which, or the config is none.
         OSError: If there is no config.
     """
     return (

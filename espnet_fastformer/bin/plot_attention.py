@@ -57,7 +57,11 @@ def main(cmd: Sequence[str] | None = None) -> int:
     from espnet_fastformer.inference.audio import AudioError, read_audio
     from espnet_fastformer.inference.inspection import inspect_recording
     from espnet_fastformer.inference.inspection_figure import draw
-    from espnet_fastformer.inference.model import load_model, sampling_rate
+    from espnet_fastformer.inference.model import (
+        load_model,
+        sampling_rate,
+        speech_volume,
+    )
 
     try:
         model, train_args = load_model(*find_model(args))
@@ -67,7 +71,8 @@ def main(cmd: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     fs = sampling_rate(train_args)
     try:
-        inspection = inspect_recording(model, read_audio(args.audio, fs), fs)
+        speech = read_audio(args.audio, fs)
+        inspection = inspect_recording(model, speech, fs, speech_volume(train_args))
         figure = draw(inspection, model.encoder, Path(args.audio).name)
         output.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(output, dpi=120)

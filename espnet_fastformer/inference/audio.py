@@ -21,7 +21,7 @@ def duration(path: str | Path) -> float:
     """Return the length in seconds, or 0.0 where it cannot be told."""
     try:
         info = soundfile.info(str(path))
-    except soundfile.SoundFileError:
+    except (soundfile.SoundFileError, TypeError):  # TypeError for names in .raw
         return 0.0
     return 0.0 if info.frames == _UNKNOWN_LENGTH else info.frames / info.samplerate
 
@@ -44,6 +44,11 @@ def read_audio(path: str | Path, fs: int) -> np.ndarray:
         # libsndfile does not say why a file cannot be opened; this does.
         with open(path, "rb"):
             pass
+        if Path(path).suffix.lower() == ".raw":
+            raise AudioError(
+                f"{path}: raw samples do not tell their sampling rate; make it a WAV "
+                "file, or rename it if it is one"
+            )
         with soundfile.SoundFile(str(path)) as file:
             blocks = list(_resampled_blocks(file, fs))
             if file.tell() < file.frames != _UNKNOWN_LENGTH:

@@ -4,7 +4,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
+from espnet2.train.abs_espnet_model import AbsESPnetModel
 
+#: The blank of ESPnet's CTC loss, whatever the model's ``blank_id``: a multi-blank
+#: transducer has its long blanks before ``<blank>`` in the token list.
+BLANK = 0
 #: Types of tokens that tell where a word begins.
 WORDED = ("char", "bpe", "word")
 
@@ -17,12 +21,19 @@ class Span(NamedTuple):
     end: int
 
 
+def silent_tokens(model: AbsESPnetModel) -> set[int]:
+    """Return the tokens that are no text: all blanks, and the end of a sentence."""
+    durations = getattr(model, "transducer_multi_blank_durations", ())
+    blanks = range(model.blank_id - len(durations), model.blank_id + 1)
+    return {BLANK, *blanks, model.sos, model.eos}
+
+
 def collapse(path: torch.Tensor, silent: Collection[int]) -> list[Span]:
     """Merge repeated tokens, then drop the silent ones.
 
     Args:
         path: Best token of each frame (T,), an integer tensor.
-        silent: Tokens that are no text: blank, and the end of a sentence.
+        silent: Tokens that are no text.
     """
     tokens, counts = torch.unique_consecutive(path, return_counts=True)
     ends = counts.cumsum(0)

@@ -1,11 +1,69 @@
 """Features of a recording of any length, in memory that grows with them alone."""
 
+from typing import NamedTuple
+
 import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.abs_normalize import AbsNormalize
+from espnet2.train.abs_espnet_model import AbsESPnetModel
+
+from espnet_fastformer.encoder.input_layer import receptive_field
 
 FRAMES_AT_ONCE = 2000
+# Samples that every frontend takes: 0.1 s at the 16 kHz of pretrained ones, which fail
+# on less than their window and do not tell it.
+_SHORTEST = 1600
+
+
+class TooShortError(ValueError):
+    """Raised when a recording is shorter than what one output frame sees."""
+
+
+class Recording(NamedTuple):
+    """A recording as a model hears it.
+
+    Attributes:
+        samples: Samples (N,) at the volume of the training.
+        feats: Output of the frontend (1, T, F).
+        seconds_per_feature: From one feature to the next.
+    """
+
+    samples: torch.Tensor
+    feats: torch.Tensor
+    seconds_per_feature: float
+
+
+def prepare_recording(
+    model: AbsESPnetModel, samples: torch.Tensor, fs: int, volume: float | None
+) -> Recording:
+    """Do what training did before normalisation and encoder.
+
+    Args:
+        model: ESPnet's model, with a frontend.
+        samples: Samples (N,) between -1 and 1, float32.
+        fs: Sampling rate of the model, in Hz.
+        volume: Largest sample, from ESPnet's ``speech_volume_normalize``; None to leave
+            them as they are.
+
+    Raises:
+        TooShortError: If the encoder would give no frame.
+    """
+    if volume is not None and samples.any():
+        samples = samples * (volume / samples.abs().max())
+    feats = extract_features(model.frontend, samples)
+    frames, (size, _) = feats.size(1), receptive_field(model.encoder.embed)
+    if frames < size:
+        raise TooShortError(
+            f"{len(samples) / fs:.2f} s of audio are too short: they give {frames} of "
+            f"the {size} features that the encoder needs"
+        )
+    if isinstance(model.frontend, DefaultFrontend):
+        seconds = model.frontend.hop_length / fs
+    else:
+        # Not all have a hop_length, and Whisper's is half of what it should be.
+        seconds = len(samples) / fs / frames
+    return Recording(samples, feats, seconds)
 
 
 def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:
@@ -21,9 +79,12 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
         speech: Samples (N,).
 
     Returns:
-        Features (1, T, F); T is 0 where there is no window of samples.
+        Features (1, T, F); T is 0 where there is no window of samples, or less than
+        0.1 s at 16 kHz for a frontend that does not tell its window.
     """
-    if not _is_framewise(frontend):
+    if type(frontend) is not DefaultFrontend or frontend.stft is None:
+        if len(speech) < _SHORTEST:
+            return speech.new_zeros(1, 0, frontend.output_size())
         return _call(frontend, speech)
     stft = frontend.stft
     hop = stft.hop_length
@@ -32,6 +93,8 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
     frames = (len(speech) + 2 * before - stft.n_fft) // hop + 1
     if frames < 1 or len(speech) <= before:
         return speech.new_zeros(1, 0, frontend.output_size())
+    if not _is_framewise(frontend):
+        return _call(frontend, speech)
     # One frame more than the window needs, as what is mirrored must be longer than it.
     context = -(-before // hop) + 1
     pieces = []
@@ -60,12 +123,11 @@ def normalize_features(normalize: AbsNormalize | None, feats: torch.Tensor):
     return normalize(feats.unsqueeze(2), lengths)[0].squeeze(2)
 
 
-def _is_framewise(frontend: AbsFrontend) -> bool:
-    return (
-        type(frontend) is DefaultFrontend
-        and frontend.stft is not None
-        and not getattr(frontend.frontend, "use_wpe", False)
-        and not getattr(frontend.frontend, "use_beamformer", False)
+def _is_framewise(frontend: DefaultFrontend) -> bool:
+    enhancement = frontend.frontend
+    return not (
+        getattr(enhancement, "use_wpe", False)
+        or getattr(enhancement, "use_beamformer", False)
     )
 
 

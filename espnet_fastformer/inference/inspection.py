@@ -10,7 +10,7 @@ from torch.nn.functional import adaptive_max_pool1d
 from espnet_fastformer.attention_weights import Weights, record_weights
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.inference.features import extract_features, normalize_features
+from espnet_fastformer.inference.features import normalize_features, prepare_recording
 
 # What a picture can show. A narrow peak must not vanish between two of them.
 _COLUMNS = 2000
@@ -39,13 +39,16 @@ class Inspection:
 
 
 @torch.no_grad()
-def inspect_recording(model: AbsESPnetModel, speech: np.ndarray, fs: int) -> Inspection:
+def inspect_recording(
+    model: AbsESPnetModel, speech: np.ndarray, fs: int, volume: float | None = None
+) -> Inspection:
     """Run the encoder of a model and keep what it weighs.
 
     Args:
         model: ESPnet's model for speech.
         speech: Samples (N,) between -1 and 1, float32.
         fs: Sampling rate of the model, in Hz.
+        volume: ESPnet's ``speech_volume_normalize`` of the training.
 
     Returns:
         The features and the weights.
@@ -60,14 +63,8 @@ def inspect_recording(model: AbsESPnetModel, speech: np.ndarray, fs: int) -> Ins
         )
     if model.frontend is None:
         raise ValueError("the model has no frontend, so that it takes no audio")
-    seconds = model.frontend.hop_length / fs
+    _, feats, seconds = prepare_recording(model, torch.from_numpy(speech), fs, volume)
     size, stride = receptive_field(encoder.embed)
-    feats = extract_features(model.frontend, torch.from_numpy(speech))
-    if feats.size(1) < size:
-        raise ValueError(
-            f"{len(speech) / fs:.2f} s of audio are too short: the encoder needs "
-            f"{size} frames of {seconds:g} s"
-        )
     # Features are centred on multiples of their hop. The stride that is an output
     # frame's own lies in the middle of what it sees.
     spectrogram = _columns(feats.mT)

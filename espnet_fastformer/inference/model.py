@@ -58,6 +58,11 @@ def sampling_rate(args: Namespace) -> int:
     return humanfriendly.parse_size(str(args.frontend_conf.get("fs", 16000)))
 
 
+def speech_volume(args: Namespace) -> float | None:
+    """Return the largest sample of each recording in training; None if as recorded."""
+    return getattr(args, "speech_volume_normalize", None)
+
+
 def read_parameters(path: str | Path) -> dict[str, torch.Tensor]:
     """Read a file of parameters, of ESPnet's training or Lightning's.
 

@@ -1,6 +1,7 @@
 """From samples to words, for recordings of any length."""
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +18,18 @@ from espnet_fastformer.inference.ctc import (
     collapse,
     group_words,
     part_at_pauses,
+    silent_tokens,
 )
-from espnet_fastformer.inference.features import extract_features, normalize_features
+from espnet_fastformer.inference.features import (
+    TooShortError,
+    normalize_features,
+    prepare_recording,
+)
 from espnet_fastformer.inference.model import (
     check_parameters,
     explaining_failure,
     sampling_rate,
+    speech_volume,
 )
 from espnet_fastformer.inference.transcript import Transcript, Word
 
@@ -71,8 +78,10 @@ class Transcriber:
     ):
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}: {dtype!r}")
-        if pooling_window is not None and pooling_window <= 0:
-            raise ValueError(f"pooling_window must be positive: {pooling_window}")
+        if pooling_window is not None and not 0 < pooling_window < math.inf:
+            raise ValueError(
+                f"pooling_window must be a positive number of seconds: {pooling_window}"
+            )
         self.device = torch.device(device)
         self.dtype = getattr(torch, dtype)
         self.pooling_window = pooling_window
@@ -88,18 +97,24 @@ class Transcriber:
         self.model = self.speech2text.asr_model
         check_parameters(self.model, asr_model_file)
         self._check_model()
-        self._silent = {self.model.blank_id, self.model.sos, self.model.eos}
+        self._silent = silent_tokens(self.model)
 
         args = self.speech2text.asr_train_args
         self._token_type = args.token_type
         self._space = None
-        if self._token_type == "char" and _SPACE in self.model.token_list:
-            self._space = self.model.token_list.index(_SPACE)
-        self._volume = getattr(args, "speech_volume_normalize", None)
+        if self._token_type == "char":
+            if _SPACE in self.model.token_list:
+                self._space = self.model.token_list.index(_SPACE)
+            else:
+                # As in Chinese, where nothing tells words apart: each character is one.
+                self._token_type = "word"
+        self._volume = speech_volume(args)
         #: Sampling rate in Hz.
         self.fs = sampling_rate(args)
         self._size, self._stride = receptive_field(self.model.encoder.embed)
-        self._seconds_per_feature = self.model.frontend.hop_length / self.fs
+        # As far as the frontend tells; a recording does in any case.
+        hop = getattr(self.model.frontend, "hop_length", math.nan)
+        self._seconds_per_feature = hop / self.fs
 
     def _check_model(self):
         model = self.model
@@ -159,17 +174,13 @@ class Transcriber:
         """
         if word_times:
             self.check_word_times()
-        if self._volume is not None and speech.any():
-            speech = speech * np.float32(self._volume / np.abs(speech).max())
         samples = torch.from_numpy(speech).to(self.device)
-        feats = extract_features(self.model.frontend, samples)
-        if feats.size(1) < self._size:
-            logging.warning(
-                "%.2f s of audio are too short: the encoder needs %d frames of %g s",
-                len(speech) / self.fs,
-                self._size,
-                self._seconds_per_feature,
+        try:
+            samples, feats, self._seconds_per_feature = prepare_recording(
+                self.model, samples, self.fs, self._volume
             )
+        except TooShortError as error:
+            logging.warning("%s", error)
             return Transcript("", [] if word_times else None)
         if self.beam_size > 1:
             transcript = self._search(samples)

@@ -58,6 +58,17 @@ def test_name_and_rate_of_the_audio(exps, audio):
     assert (audio / "talk.png").stat().st_size
 
 
+def test_volume_is_normalised_as_in_training(audio):
+    options = {"speech_volume_normalize": 0.5, "normalize": None}
+    exp = make_experiment(audio / "exp", **options)
+    for name, factor in (("loud", 1), ("low", 1 / 8)):
+        (audio / name).mkdir()
+        soundfile.write(f"{name}/talk.wav", factor * noise(1), 16000, "FLOAT")
+        assert run(exp, f"{name}/talk.wav", "-o", f"{name}.png") == 0
+    loud, low = (matplotlib.image.imread(f"{name}.png") for name in ("loud", "low"))
+    np.testing.assert_array_equal(low, loud)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_panels_show_the_weights(name, exps):
     exp = exps[name]

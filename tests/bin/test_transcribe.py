@@ -73,13 +73,16 @@ def test_odd_recordings_have_a_text_or_an_error(exp, audio, capsys):
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_done(exp, audio, capsys):
-    names = ["text.wav", "mono.wav", "missing.flac", "mono.flac"]
+    Path("samples.raw").write_bytes(Path("mono.wav").read_bytes())
+    names = ["text.wav", "samples.raw", "mono.wav", "missing.flac", "mono.flac"]
     assert run(exp, "--format", "json", *names) == 1
     out, err = capsys.readouterr()
     done = [json.loads(line) for line in out.splitlines()]
     assert [content["audio"] for content in done] == ["mono.wav", "mono.flac"]
     assert err == (
         "cannot read text.wav: Format not recognised.\n"
+        "cannot read samples.raw: raw samples do not tell their sampling rate; make "
+        "it a WAV file, or rename it if it is one\n"
         "cannot read missing.flac: No such file or directory\n"
     )
 
@@ -153,6 +156,7 @@ def test_model_options(exp, audio, capsys):
         (["--exp", "EXP", "--beam_size", "4", "a.wav"], "no decoder"),
         (["--exp", "EXP", "--beam_size", "4", "--word_times", "a.wav"], "--word_times"),
         (["--exp", "EXP", "--pooling_window", "-1", "a.wav"], "pooling_window"),
+        (["--exp", "EXP", "--pooling_window", "inf", "a.wav"], "pooling_window"),
         (
             ["--exp", "EXP", "--output_dir", "out", "b/a.wav", "c/a.flac"],
             "b/a.wav and c/a.flac would both become out/a.txt",

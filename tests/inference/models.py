@@ -19,6 +19,28 @@ SMALL = {
     "num_blocks": 2,
     "input_layer": "conv1d3",
 }
+#: Of a transducer beside the CTC output; ESPnet puts <blank2> before <blank>.
+TRANSDUCER = {
+    "decoder": "transducer",
+    "decoder_conf": {"hidden_size": 16},
+    "joint_net_conf": {"joint_space_size": 16},
+    "model_conf": {
+        "ctc_weight": 0.3,
+        "report_cer": False,
+        "report_wer": False,
+        "transducer_multi_blank_durations": [2],
+    },
+}
+#: A frontend that has no hop_length; its features are 10 ms apart.
+CONVOLUTIONS = {
+    "frontend": "wav2vec_cnn",
+    "frontend_conf": {
+        "norm_mode": "layer_norm",
+        "conv_mode": "standard",
+        "bias": False,
+        "shapes": [[20, 10, 5], [20, 8, 8], [20, 4, 4]],
+    },
+}
 
 register()
 

@@ -61,6 +61,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     content = whole.read_bytes()
     (tmp_path / "cut.flac").write_bytes(content[: len(content) // 2])
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan]), FS, "FLOAT")
+    (tmp_path / "samples.raw").write_bytes(content)
     for name, reason in {
         "missing.wav": "No such file or directory",
         ".": "Is a directory",
@@ -68,12 +69,14 @@ def test_what_cannot_be_read_is_named(tmp_path):
         "text.flac": "Format not recognised",
         "cut.flac": "lost sync",
         "nan.wav": "no number",
+        "samples.raw": "raw samples do not tell their sampling rate",
     }.items():
         path = tmp_path / name
         with pytest.raises(AudioError, match=reason) as caught:
             read_audio(path, FS)
         assert str(caught.value).startswith(f"{path}: ")
     assert duration(tmp_path / "text.flac") == 0.0
+    assert duration(tmp_path / "samples.raw") == 0.0
 
 
 def test_a_file_that_ends_early_gives_a_warning(tmp_path, caplog):

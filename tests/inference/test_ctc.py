@@ -1,11 +1,18 @@
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet_fastformer.inference.ctc import Span, collapse, group_words, part_at_pauses
+from espnet_fastformer.inference.ctc import (
+    Span,
+    collapse,
+    group_words,
+    part_at_pauses,
+    silent_tokens,
+)
 
 
 @given(st.lists(st.integers(0, 4), max_size=50))
@@ -18,6 +25,16 @@ def test_repeats_and_silent_tokens_go(path):
         assert start < end
         held[start:end] = [token] * (end - start)
     assert held == [token if token not in (0, 4) else 0 for token in path]
+
+
+def test_blanks_of_a_transducer_are_silent():
+    model = SimpleNamespace(blank_id=0, sos=9, eos=9)
+    assert silent_tokens(model) == {0, 9}
+    model.blank_id, model.transducer_multi_blank_durations = 2, [4, 2]
+    assert silent_tokens(model) == {0, 1, 2, 9}
+    # In a token list without ESPnet's <blank>, its CTC loss still takes the first.
+    model = SimpleNamespace(blank_id=3, sos=9, eos=9)
+    assert silent_tokens(model) == {0, 3, 9}
 
 
 def test_a_blank_parts_the_same_token():

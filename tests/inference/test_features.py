@@ -1,13 +1,18 @@
 import numpy as np
 import pytest
 import torch
+from espnet2.asr.frontend.cnn import CNNFrontend
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
 from espnet_fastformer.inference import features
 from espnet_fastformer.inference.features import extract_features, normalize_features
+from tests.inference.models import CONVOLUTIONS
 from tests.layers.memory import allocated
+
+# Dereverberation, which estimates its filter from all frames.
+WPE = {"use_wpe": True, "wlayers": 1, "wunits": 8, "wprojs": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +45,24 @@ def test_pieces_give_the_whole(options):
 
 @torch.no_grad()
 def test_other_frontends_get_the_whole():
-    # Dereverberation estimates its filter from all frames.
-    dereverberation = {"use_wpe": True, "wlayers": 1, "wunits": 8, "wprojs": 8}
-    frontend = DefaultFrontend(n_mels=20, frontend_conf=dereverberation)
     speech = torch.randn(5000)
-    expected, _ = frontend(speech.unsqueeze(0), torch.tensor([5000]))
-    torch.testing.assert_close(extract_features(frontend, speech), expected)
+    for frontend in (
+        DefaultFrontend(n_mels=20, frontend_conf=WPE),
+        CNNFrontend(**CONVOLUTIONS["frontend_conf"]),
+    ):
+        expected, _ = frontend(speech.unsqueeze(0), torch.tensor([5000]))
+        torch.testing.assert_close(extract_features(frontend, speech), expected)
 
 
 @pytest.mark.parametrize("length", [0, 1, 200, 256])
 def test_less_than_a_window_gives_no_frame(length):
-    feats = extract_features(DefaultFrontend(n_mels=20), torch.randn(length))
-    assert feats.shape == (1, 0, 20)
+    for frontend in (
+        DefaultFrontend(n_mels=20),
+        DefaultFrontend(n_mels=20, frontend_conf=WPE),
+        CNNFrontend(**CONVOLUTIONS["frontend_conf"]),
+    ):
+        feats = extract_features(frontend, torch.randn(length))
+        assert feats.shape == (1, 0, 20)
     assert normalize_features(UtteranceMVN(), feats).shape == (1, 0, 20)
 
 

@@ -52,5 +52,16 @@ def test_srt_fits_a_screen():
         assert " ".join(text).split() == [word.word for word in said]
 
 
+def test_srt_of_a_text_without_spaces_has_none():
+    text = "今日は良い天気ですね" * 20
+    said = words(" ".join(text), length=0.1)
+    blocks = to_srt("a.wav", Transcript(text, said)).strip().split("\n\n")
+    lines = [line for block in blocks for line in block.split("\n")[2:]]
+    assert "".join(lines) == text
+    assert len(lines) <= 2 * len(blocks)
+    # A character is two columns wide.
+    assert max(map(len, lines)) == 21
+
+
 def test_srt_of_silence_is_empty():
     assert to_srt("a.wav", Transcript("", [])) == ""

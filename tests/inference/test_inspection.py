@@ -6,7 +6,7 @@ from espnet2.tasks.asr import ASRTask
 
 from espnet_fastformer.inference import inspection
 from espnet_fastformer.inference.inspection import inspect_recording
-from tests.inference.models import SMALL, make_experiment, noise
+from tests.inference.models import CONVOLUTIONS, SMALL, make_experiment, noise
 from tests.integration.test_asr_task import ENCODERS
 
 FS = 16000
@@ -58,6 +58,23 @@ def test_weights_lie_under_what_they_belong_to(input_layer, tmp_path):
     margin = {"conv2d": 0.015, "conv2d1": 0.02, "conv1d3": 0.02, "linear": 0.0}
     assert start == pytest.approx(-0.005 + margin[input_layer])
     assert end == pytest.approx(2.005 - margin[input_layer], abs=0.04)
+
+
+def test_a_frontend_that_does_not_tell_its_hop(tmp_path):
+    model = load(tmp_path, **CONVOLUTIONS)
+    shown = inspect_recording(model, noise(2), FS)
+    assert shown.feature_span == pytest.approx((-0.005, 2.005), abs=0.02)
+    with pytest.raises(ValueError, match="0.02 s of audio are too short"):
+        inspect_recording(model, noise(0.02), FS)
+
+
+def test_volume_is_normalised_as_in_training(tmp_path):
+    model = load(tmp_path, normalize=None)
+    loud = inspect_recording(model, noise(1), FS, volume=0.5)
+    low = inspect_recording(model, noise(1) / 8, FS, volume=0.5)
+    assert low.features.equal(loud.features)
+    for name, weights in loud.weights.items():
+        assert low.weights[name].equal(weights)
 
 
 def test_long_recordings_keep_their_peaks(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from src.speech2text import LongSpeech2Text
 from espnet_fastformer.inference.ctc import collapse
 from espnet_fastformer.inference.experiment import find_model_file
 from espnet_fastformer.inference.transcriber import Transcriber
-from tests.inference.models import make_experiment, noise
+from tests.inference.models import TRANSDUCER, make_experiment, noise
 
 SECONDS = 6.0
 SEARCH = {"beam_size": 1, "ctc_weight": 1.0, "lm_weight": 0.0}
@@ -94,6 +94,19 @@ def test_best_path_through_windows(exp):
     path = both.asr_model.ctc.argmax(encode(windowed, speech))[0]
     silent = {both.asr_model.blank_id, both.asr_model.sos, both.asr_model.eos}
     assert result[0][2] == [span.token for span in collapse(path, silent)]
+
+
+def test_best_path_of_a_transducer_has_no_blanks(tmp_path):
+    exp = make_experiment(tmp_path / "exp", **TRANSDUCER)
+    search = {name: SEARCH[name] for name in ("beam_size", "lm_weight")}
+    decoding = build(LongSpeech2Text, exp, best_path=True, **search)
+    ((_, tokens, _, _),) = decoding(noise(SECONDS))
+    path = decoding.asr_model.ctc.argmax(encode(decoding, noise(SECONDS)))[0]
+    # <blank2>, which ESPnet's CTC takes for its blank, <blank> and <sos/eos>.
+    assert {0, 1} < set(path.tolist())
+    spans = collapse(path, {0, 1, decoding.asr_model.eos})
+    expected = [decoding.asr_model.token_list[span.token] for span in spans]
+    assert tokens == expected
 
 
 def test_best_path_without_ctc_is_refused(tmp_path):
