@@ -100,12 +100,13 @@ def main(cmd: Sequence[str] | None = None) -> None:
     args = parser.parse_args(cmd)
     try:
         texts = read_corpus(args.corpus, args.subsets)
-    except ValueError as error:
+        model_file = args.asr_model_file or find_model_file(args.exp)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     utterances = list(draw(texts, 3600 * args.hours, args.silence, args.seed))
     options = {
         "asr_train_config": args.exp / CONFIG,
-        "asr_model_file": args.asr_model_file or find_model_file(args.exp),
+        "asr_model_file": model_file,
         "device": "cuda" if args.ngpu else "cpu",
         "dtype": args.dtype,
     }

@@ -21,12 +21,8 @@ from espnet_fastformer.bin.model_options import (
     explain,
     find_model,
 )
+from espnet_fastformer.export.kinds import KINDS
 
-FORMATS = {
-    "onnx": "for ONNX Runtime and others",
-    "torch_export": "for torch.export.load, AOTInductor and ExecuTorch",
-    "int8": "ONNX whose linear maps multiply 8-bit integers",
-}
 # Of a probability: that of another order of the same sums.
 _TOLERANCE = 1e-3
 
@@ -41,17 +37,17 @@ def get_parser() -> argparse.ArgumentParser:
     add_model_options(parser)
     parser.add_argument(
         "--format",
-        choices=FORMATS,
+        choices=KINDS,
         default="onnx",
-        help="; ".join(f"{name}: {use}" for name, use in FORMATS.items())
+        help="; ".join(f"{name}: {kind.use}" for name, kind in KINDS.items())
         + " (default: onnx)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="default: that of the parameters with another suffix: .onnx, .pt2 or "
-        ".int8.onnx",
+        help="default: that of the parameters with another suffix: "
+        + ", ".join(kind.suffix for kind in KINDS.values()),
     )
     parser.add_argument(
         "--log_level",
@@ -72,16 +68,13 @@ def main(cmd: Sequence[str] | None = None) -> int:
         level=args.log_level,
         format="%(asctime)s (%(module)s:%(lineno)d) %(levelname)s: %(message)s",
     )
-    # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
-    from espnet_fastformer.export.check import compare
-    from espnet_fastformer.export.experiment import load_experiment
-    from espnet_fastformer.export.formats import SUFFIXES, WRITERS
-    from espnet_fastformer.export.runtime import load
-
-    suffix = SUFFIXES[args.format]
-    ending = suffix[suffix.rindex(".") :]
+    suffix = KINDS[args.format].suffix
+    ending = Path(f"model{suffix}").suffix
     if args.output is not None and args.output.suffix != ending:
         parser.error(f"--output must end in {ending}: {args.output}")
+    # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
+    from espnet_fastformer.export.experiment import load_experiment
+
     try:
         config, model_file = find_model(args)
         model = load_experiment(config, model_file)
@@ -90,33 +83,57 @@ def main(cmd: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     output = args.output or model_file.with_suffix(suffix)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix tells the runtime what it is.
-    partial = output.with_name(f".{os.getpid()}.{output.name}")
     try:
-        WRITERS[args.format](model.module, model.num_feats, partial, model.metadata)
-        difference = compare(model.module, load(partial), model.frontend, model.fs)
-        if args.format != "int8" and difference.posterior > _TOLERANCE:
-            print(
-                f"{output} is not written: its posteriors differ from the model's by "
-                f"up to {difference.posterior:.1g}",
-                file=sys.stderr,
-            )
-            return 1
-        partial.replace(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        difference = _write(output, args.format, model)
     except ModuleNotFoundError as error:
         parser.error(
             f"--format {args.format} needs {error.name}: "
             "pip install 'espnet-fastformer[onnx]'"
         )
-    finally:
-        partial.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        print(f"{output} is not written: {error}", file=sys.stderr)
+        return 1
     print(
         f"{output}: posteriors differ from the model's by up to "
         f"{difference.posterior:.1g}, the best token in {difference.tokens:.1%} of the "
         "frames of noise"
     )
     return 0
+
+
+def _write(output: Path, format: str, model):
+    """Write a file that computes what the model does, at once or not at all.
+
+    Args:
+        output: File to write.
+        format: One of ``KINDS``.
+        model: :class:`~espnet_fastformer.export.experiment.Experiment`.
+
+    Returns:
+        :class:`~espnet_fastformer.export.check.Difference` of file and model.
+
+    Raises:
+        ValueError: If the file computes anything else.
+    """
+    from espnet_fastformer.export.check import compare
+    from espnet_fastformer.export.formats import WRITERS
+    from espnet_fastformer.export.runtime import load
+
+    # The suffix tells the runtime what it is.
+    partial = output.with_name(f".{os.getpid()}.{output.name}")
+    try:
+        WRITERS[format](model.module, model.num_feats, partial, model.metadata)
+        difference = compare(model.module, load(partial), model.frontend, model.fs)
+        if format != "int8" and difference.posterior > _TOLERANCE:
+            raise ValueError(
+                "its posteriors differ from the model's by up to "
+                f"{difference.posterior:.1g}"
+            )
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return difference
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Whether an exported file computes what the model does."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ def compare(
         fs: Its sampling rate in Hz.
 
     Raises:
-        ValueError: If the lengths differ.
+        ValueError: If the lengths differ, or a probability is infinite or no number.
     """
     random = np.random.default_rng(0)
     posterior, others, frames = 0.0, 0, 0
@@ -59,7 +60,13 @@ def compare(
             )
         for row, olen in enumerate(olens):
             ours, theirs = expected[row, :olen], actual[row, :olen]
-            posterior = max(posterior, (ours.exp() - theirs.exp()).abs().max().item())
+            difference = (ours.exp() - theirs.exp()).abs().max().item()
+            if not math.isfinite(difference):
+                raise ValueError(
+                    f"for lengths {lengths.tolist()} probabilities of the file, or of "
+                    "the model, are infinite or no number"
+                )
+            posterior = max(posterior, difference)
             others += (ours.argmax(-1) != theirs.argmax(-1)).sum().item()
             frames += int(olen)
     return Difference(posterior, others / frames)

@@ -6,7 +6,8 @@ from pathlib import Path
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 
 from espnet_fastformer.export.module import CTCEncoder
-from espnet_fastformer.inference.model import load_model, sampling_rate
+from espnet_fastformer.inference.ctc import BLANK
+from espnet_fastformer.inference.model import load_model, sampling_rate, speech_volume
 
 
 @dataclass
@@ -19,7 +20,8 @@ class Experiment:
         num_feats: Number of features F.
         fs: Sampling rate in Hz.
         metadata: What a program needs beside the graph: token_list, token_type,
-            blank_id, fs, frontend and frontend_conf as in ESPnet's config.
+            blank_id of its CTC output, fs, and speech_volume_normalize, frontend and
+            frontend_conf as in ESPnet's config.
     """
 
     module: CTCEncoder
@@ -48,8 +50,9 @@ def load_experiment(
     metadata = {
         "token_list": model.token_list,
         "token_type": args.token_type,
-        "blank_id": model.blank_id,
+        "blank_id": BLANK,
         "fs": fs,
+        "speech_volume_normalize": speech_volume(args),
         "frontend": args.frontend,
         "frontend_conf": args.frontend_conf,
     }

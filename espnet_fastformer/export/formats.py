@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.export.kinds import KINDS
 
 INPUTS = ("feats", "feats_lengths")
 OUTPUTS = ("log_probs", "log_probs_lengths")
@@ -129,4 +130,4 @@ def _is_of_linear(metadata_props) -> bool:
 
 
 WRITERS = {"onnx": write_onnx, "torch_export": write_torch_export, "int8": write_int8}
-SUFFIXES = {"onnx": ".onnx", "torch_export": ".pt2", "int8": ".int8.onnx"}
+SUFFIXES = {name: kind.suffix for name, kind in KINDS.items()}

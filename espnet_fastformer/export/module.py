@@ -11,6 +11,7 @@ from espnet2.layers.utterance_mvn import UtteranceMVN
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
+from espnet_fastformer.layers.aft import AFTLocal, FactorizedBias
 
 
 class CTCEncoder(torch.nn.Module):
@@ -57,6 +58,15 @@ class CTCEncoder(torch.nn.Module):
             raise ValueError("the model has no CTC output (ctc_weight: 0.0)")
         if model.frontend is None or model.postencoder is not None:
             raise ValueError("a model needs a frontend, and must have no postencoder")
+        if any(
+            isinstance(layer, AFTLocal)
+            and isinstance(layer.position_bias, FactorizedBias)
+            for layer in model.encoder.modules()
+        ):
+            raise ValueError(
+                "aft_type: local with aft_bias: factorized cannot be exported: train "
+                "with aft_bias: offset"
+            )
         return cls(model.encoder, model.ctc, model.normalize, model.preencoder).eval()
 
     def forward(
@@ -72,7 +82,7 @@ class CTCEncoder(torch.nn.Module):
             Log-probabilities (B, T', V), float32.
             Number of frames of each (B,), int64; 0 if an utterance is too short.
         """
-        feats = normalize_features(self.normalize, feats, feats_lengths)
+        feats = normalize_padded(self.normalize, feats, feats_lengths)
         if self.preencoder is not None:
             feats, feats_lengths = self.preencoder(feats, feats_lengths)
         needs_ctc = getattr(self.encoder, "interctc_use_conditioning", False)
@@ -83,7 +93,7 @@ class CTCEncoder(torch.nn.Module):
         return self.ctc.log_softmax(hidden), lengths
 
 
-def normalize_features(
+def normalize_padded(
     normalize: GlobalMVN | UtteranceMVN | None,
     feats: torch.Tensor,
     lengths: torch.Tensor,

@@ -1,10 +1,12 @@
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from espnet_fastformer.bin import export, main
-from espnet_fastformer.export import formats
+from espnet_fastformer.export import formats, runtime
+from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.runtime import load
 from tests.inference.models import CHARACTERS, make_experiment
 
@@ -18,12 +20,12 @@ def run(exp, *args: str) -> int:
     return export.main(["--exp", str(exp), *args])
 
 
-@pytest.mark.parametrize("format", formats.WRITERS)
+@pytest.mark.parametrize("format", KINDS)
 def test_file_is_written_beside_the_parameters(format, exp, capsys):
     if format != "torch_export":
         pytest.importorskip("onnx")
     assert main.main(["export", "--exp", str(exp), "--format", format]) == 0
-    path = exp / f"valid.cer_ctc.ave{formats.SUFFIXES[format]}"
+    path = exp / f"valid.cer_ctc.ave{KINDS[format].suffix}"
     assert capsys.readouterr().out.startswith(f"{path}: posteriors differ")
     log_probs, lengths = load(path)(torch.randn(1, 50, 20), torch.tensor([50]))
     assert log_probs.shape == (1, lengths.item(), len(CHARACTERS))
@@ -41,6 +43,52 @@ def test_a_wrong_file_is_not_written(exp, tmp_path, monkeypatch, capsys):
     assert run(exp, "--format", "torch_export", "--output", str(output)) == 1
     assert f"{output} is not written" in capsys.readouterr().err
     assert not list(output.parent.iterdir())
+
+
+@pytest.mark.parametrize("format", KINDS)
+def test_a_file_of_no_numbers_is_not_written(
+    format, exp, tmp_path, monkeypatch, capsys
+):
+    modules = []
+
+    def write(module, num_feats, path, metadata):
+        path.touch()
+        modules.append(module)
+
+    def run_file(feats, lengths):
+        log_probs, olens = modules[0](feats, lengths)
+        return log_probs * float("nan"), olens
+
+    monkeypatch.setitem(formats.WRITERS, format, write)
+    monkeypatch.setattr(runtime, "load", lambda path: run_file)
+    output = tmp_path / "out" / f"model{KINDS[format].suffix}"
+    assert run(exp, "--format", format, "--output", str(output)) == 1
+    error = capsys.readouterr().err
+    assert f"{output} is not written: " in error and "no number" in error
+    assert not list(output.parent.iterdir())
+
+
+def test_a_path_that_cannot_be_written_is_named(exp, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" / "model.onnx"
+    assert run(exp, "--output", str(output)) == 1
+    assert f"{output} is not written: " in capsys.readouterr().err
+
+
+def test_a_wrong_suffix_is_named_at_once():
+    script = """
+import contextlib, sys
+from espnet_fastformer.bin.export import main
+
+with contextlib.suppress(SystemExit):
+    main(["--exp", "nowhere", "--output", "model.txt"])
+assert not {"torch", "espnet2"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--output must end in .onnx: model.txt" in done.stderr
 
 
 def test_missing_packages_are_named(exp, monkeypatch, capsys):

@@ -3,7 +3,7 @@ import torch
 
 from espnet_fastformer.export.check import compare
 from espnet_fastformer.export.experiment import load_experiment
-from tests.inference.models import CHARACTERS, make_experiment
+from tests.inference.models import CHARACTERS, TRANSDUCER, make_experiment
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,19 @@ def test_experiment(experiment):
     assert experiment.fs == 16000
     assert experiment.metadata["token_list"] == CHARACTERS
     assert experiment.metadata["frontend_conf"]["hop_length"] == 160
+    assert experiment.metadata["speech_volume_normalize"] is None
     assert not experiment.module.training
+
+
+def test_metadata_tell_what_a_program_needs(tmp_path):
+    exp = make_experiment(tmp_path / "exp", speech_volume_normalize=0.5, **TRANSDUCER)
+    metadata = load_experiment(
+        exp / "config.yaml", exp / "valid.cer_ctc.ave.pth"
+    ).metadata
+    # The first is what CTC was trained with.
+    assert metadata["token_list"] == ["<blank2>", *CHARACTERS]
+    assert metadata["blank_id"] == 0
+    assert metadata["speech_volume_normalize"] == 0.5
 
 
 def test_the_model_equals_itself(experiment):
@@ -42,3 +54,14 @@ def test_differences_are_found(experiment):
 
     with pytest.raises(ValueError, match="in the file, but"):
         compare(experiment.module, other_lengths, *args)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(wrong, experiment):
+    def wrong_at_the_end(feats, lengths):
+        log_probs, olens = experiment.module(feats, lengths)
+        log_probs[-1, olens[-1] - 1, 0] = wrong
+        return log_probs, olens
+
+    with pytest.raises(ValueError, match="infinite or no number"):
+        compare(experiment.module, wrong_at_the_end, experiment.frontend, experiment.fs)

@@ -9,7 +9,7 @@ from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 from espnet2.tasks.asr import ASRTask
 
-from espnet_fastformer.export.module import CTCEncoder, normalize_features
+from espnet_fastformer.export.module import CTCEncoder, normalize_padded
 from tests.encoder.encoders import FEATURES, features
 from tests.inference.models import make_experiment, noise
 
@@ -33,7 +33,7 @@ def test_normalisation_is_espnets(cls, norm_means, norm_vars, stats_file):
     xs_pad = 2 * xs_pad + 1
     expected, _ = layer(xs_pad.clone(), lengths)
     xs_pad[1, 17:] = float("nan")
-    actual = normalize_features(layer, xs_pad, lengths)
+    actual = normalize_padded(layer, xs_pad, lengths)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(
             actual[row, :length], expected[row, :length], rtol=1e-5, atol=1e-5
@@ -102,4 +102,14 @@ def test_what_cannot_be_exported_is_named(tmp_path):
         CTCEncoder.from_model(model)
     model.ctc, model.frontend = ctc, None
     with pytest.raises(ValueError, match="needs a frontend"):
+        CTCEncoder.from_model(model)
+
+
+def test_a_bias_that_cannot_be_exported_is_named(tmp_path):
+    conf = {"aft_type": "local", "aft_bias": "factorized"}
+    exp = make_experiment(tmp_path / "exp", conf, encoder="aft")
+    model, _ = ASRTask.build_model_from_file(
+        exp / "config.yaml", exp / "valid.cer_ctc.ave.pth"
+    )
+    with pytest.raises(ValueError, match="factorized cannot .* aft_bias: offset"):
         CTCEncoder.from_model(model)
