@@ -68,8 +68,9 @@ def register() -> None:
     is left as it is and logged, once, as a warning of the logger
     `espnet_fastformer.registration`.
     """
-    if _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    # Before those that came later and look for modules themselves: import hooks.
+    if sys.meta_path[:1] != [_finder]:
+        sys.meta_path[:] = [_finder, *(f for f in sys.meta_path if f is not _finder)]
     for module_name in (*HOLDERS_OF_ATTENTIONS, *REGISTRIES):
         if sys.modules.get(module_name) is not None:
             # Waits for a thread that has not finished importing the module.

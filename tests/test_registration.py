@@ -194,6 +194,18 @@ def test_a_loader_without_exec_module_is_left_alone(task_path):
         assert type(import_task().__loader__) is OldLoader
 
 
+def test_registering_again_goes_before_import_hooks_that_came_later(task_path):
+    class Hook(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
+
+    write_task(task_path)
+    sys.meta_path.insert(0, Hook())
+    register()
+    assert sys.meta_path.count(registration._finder) == 1
+    assert registered(import_task()) == OURS
+
+
 def test_finders_without_find_spec_are_passed_over(task_path):
     write_task(task_path)
     sys.meta_path.insert(1, object())

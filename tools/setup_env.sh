@@ -59,6 +59,21 @@ find_python() {
     return 1
 }
 
+# What is built is in C, and for Python 3.13 in C++ too.
+check_compilers() {
+    local compiler compilers=("${CC:-cc}")
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 13))' &&
+        compilers+=("${CXX:-c++}")
+    for compiler in "${compilers[@]}"; do
+        # Without the options that CC may have.
+        if ! command -v "${compiler%% *}" >/dev/null; then
+            log "no compiler ${compiler%% *}." \
+                "Debian, Ubuntu: apt-get install build-essential"
+            exit 1
+        fi
+    done
+}
+
 python=$venv/bin/python
 stamp=$venv/.espnet-fastformer-$extra
 state=$(cd "$root" && pwd &&
@@ -74,14 +89,17 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$state" ] || ! [ -x "$python" ]; then
         "$base" -m venv $clear "$venv"
     fi
     "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >&2
-    if ! command -v "${CC:-cc}" >/dev/null; then
-        log "no C compiler. Debian, Ubuntu: apt-get install build-essential"
-        exit 1
+    if ! "$python" -c 'import ctc_segmentation, editdistance' 2>/dev/null; then
+        check_compilers
     fi
     log "installing espnet-fastformer[$extra]; the first time this brings PyTorch and" \
         "takes some minutes and 7 GB"
     "$python" -m pip install --disable-pip-version-check \
         --constraint "$root/tools/constraints.txt" --editable "$root[$extra]" >&2
-    echo "$state" >"$stamp"
+    # Each extra holds those before it.
+    for name in train recipe test; do
+        echo "$state" >"$venv/.espnet-fastformer-$name"
+        [ "$name" != "$extra" ] || break
+    done
 fi
 echo "$python"
