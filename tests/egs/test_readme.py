@@ -26,7 +26,8 @@ def commands() -> list[list[str]]:
         variables[name] = re.sub(r"\$(\w+)", lambda match: variables[match[1]], value)
     script = re.sub(r'^\w+=("[^"]*"|\S+)$', "", script, flags=re.M)
     script = re.sub(r"\$(\w+)", lambda match: variables[match[1]], script)
-    return [shlex.split(line, comments=True) for line in script.splitlines() if line]
+    lines = (shlex.split(line, comments=True) for line in script.splitlines())
+    return [command for command in lines if command]
 
 
 def after(command: list[str], program: str) -> list[str]:
