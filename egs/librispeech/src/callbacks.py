@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 from functools import partial
@@ -13,9 +14,15 @@ from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.callbacks.default_callbacks import AverageCheckpointsCallback
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from .report import plot_training_curves
+
+logger = logging.getLogger(__name__)
+
+# Between the updates of a training and those of a schedule, of the former.
+MAX_DIFFERENCE = 0.1
 
 
 class SeedEpochs(Callback):
@@ -96,6 +103,29 @@ class ForgetLostCheckpoints(Callback):
                 lost = [path for path in best if not Path(path).is_file()]
                 for path in trainer.strategy.broadcast(lost):
                     del best[path]
+
+
+class CheckSchedule(Callback):
+    """Warn of a learning rate whose schedule is not as long as the training.
+
+    Of tristagelr, onecyclelr and ExponentialDecayWarmup. A training that goes on keeps
+    the schedule that it began with.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the two numbers of updates."""
+        if trainer.ckpt_path is not None:
+            return
+        updates = int(trainer.estimated_stepping_batches)
+        for config in trainer.lr_scheduler_configs:
+            for option in ("max_steps", "total_steps"):
+                length = getattr(config.scheduler, option, updates)
+                if abs(length - updates) > MAX_DIFFERENCE * updates:
+                    rank_zero_only(logger.warning)(
+                        "The schedule of the learning rate has %d updates, but this "
+                        "training %d. Give --scheduler_conf %s=%d",
+                        *(length, updates, option, updates),
+                    )
 
 
 class AverageCheckpoints(Callback):
