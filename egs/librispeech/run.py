@@ -34,7 +34,7 @@ sys.path.insert(0, str(RECIPE_DIR))
 
 from src.check_options import check_asr_options, check_run_options  # noqa: E402
 from src.configs import make_configs  # noqa: E402
-from src.espnet2_config import parse_asr_config  # noqa: E402
+from src.espnet2_config import attends, parse_asr_config  # noqa: E402
 from src.system import LibriSpeechSystem  # noqa: E402
 
 STAGES = (
@@ -199,9 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _default_search(args: argparse.Namespace) -> str:
     if args.decoder == "transducer":
         return "transducer"
-    if args.decoder is None or args.model_conf.get("ctc_weight") == 1.0:
-        return "ctc"
-    return "asr"
+    return "asr" if attends(args) else "ctc"
 
 
 def _quieten_console(level: int) -> None:

@@ -30,6 +30,8 @@ LEAST = {
 }
 # PyYAML takes a number for one if it has a point and a sign: 1.0e-3.
 NUMBER_AS_TEXT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+# Batches that need a file of categories, which the recipe does not write.
+CATEGORY_BATCHES = ("catbel", "catpow", "catpow_balance_dataset")
 TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
 
 
@@ -47,6 +49,8 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
     _check_kinds(args, config)
     _check_numbers(args, config)
     _check_criteria(args, config)
+    _check_batches(args, config)
+    _check_scheduler(args, config)
     _try("the model", config, _build_model, args)
     optimizer = _try("optim_conf", config, _build_optimizer, args)
     if args.scheduler is not None:
@@ -122,6 +126,36 @@ def _check_criteria(args: argparse.Namespace, config: str | Path) -> None:
         raise ValueError(
             f"best_model_criterion in {config} must be a list of [valid, acc, max] or "
             f"the like, but is {criteria!r}"
+        )
+
+
+def _check_batches(args: argparse.Namespace, config: str | Path) -> None:
+    if args.shuffle_within_batch:
+        raise ValueError(
+            f"shuffle_within_batch in {config}: the batches of all processes are made "
+            "together here, which ESPnet3 does not shuffle like that. Remove it"
+        )
+    for batch_type in filter(None, (args.batch_type, args.valid_batch_type)):
+        if batch_type in CATEGORY_BATCHES:
+            raise ValueError(
+                f"batch_type in {config}: {batch_type} needs a file of categories, "
+                "which this recipe has not. Set batch_type: numel and batch_bins"
+            )
+        lengths = args.fold_length
+        has_lengths = isinstance(lengths, list) and len(lengths) == 2
+        if batch_type == "folded" and not has_lengths:
+            raise ValueError(
+                f"batch_type in {config} is folded (the default), which needs "
+                f"fold_length: [SAMPLES, TOKENS], but that is {lengths}. Set it, "
+                "or batch_type: numel and batch_bins"
+            )
+
+
+def _check_scheduler(args: argparse.Namespace, config: str | Path) -> None:
+    if args.scheduler == "warmupreducelronplateau":
+        raise ValueError(
+            f"scheduler in {config}: ESPnet3 cannot step {args.scheduler} both after "
+            "updates and after epochs. Set reducelronplateau or warmuplr"
         )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from espnet2.bin.asr_inference import Speech2Text
 from espnet2.schedulers.abs_scheduler import AbsEpochStepScheduler
 from espnet2.tasks.abs_task import optim_classes, scheduler_classes
 from espnet2.tasks.asr import ASRTask
+from lightning.pytorch.utilities import rank_zero_only
+
+logger = logging.getLogger(__name__)
 
 MODEL_OPTIONS = {
     "ctc_conf",
@@ -33,18 +37,15 @@ MODEL_OPTIONS = {
         for name in (choices.name, f"{choices.name}_conf")
     ),
 }
-# Arguments of ESPnet's CommonPreprocessor, by their names in ESPnet2's options.
+# Arguments of ESPnet's CommonPreprocessor, by the same names. Token lists, decoding and
+# scoring have no preprocessor here, so that only what is for training alone will do.
 PREPROCESSOR_OPTIONS = {
-    "cleaner": "text_cleaner",
-    "g2p": "g2p_type",
-    "noise_apply_prob": "noise_apply_prob",
-    "noise_db_range": "noise_db_range",
-    "noise_scp": "noise_scp",
-    "non_linguistic_symbols": "non_linguistic_symbols",
-    "rir_apply_prob": "rir_apply_prob",
-    "rir_scp": "rir_scp",
-    "short_noise_thres": "short_noise_thres",
-    "speech_volume_normalize": "speech_volume_normalize",
+    "noise_apply_prob",
+    "noise_db_range",
+    "noise_scp",
+    "rir_apply_prob",
+    "rir_scp",
+    "short_noise_thres",
 }
 TRAINER_OPTIONS = {
     "accum_grad": "accumulate_grad_batches",
@@ -55,6 +56,8 @@ TRAINER_OPTIONS = {
 }
 # Options of encoders and decoders that skip layers or branches in training.
 SKIPPING_RATES = ("attn_branch_drop_rate", "layer_drop_rate", "stochastic_depth_rate")
+# What only a model with an attention decoder logs.
+ATTENTION_CRITERIA = ("acc", "cer", "loss_att", "wer")
 # Read one by one in convert_training().
 OTHER_OPTIONS = {
     "batch_bins",
@@ -84,6 +87,7 @@ OTHER_OPTIONS = {
     "unused_parameters",
     "use_amp",
     "use_matplotlib",
+    "use_tf32",
     "val_scheduler_criterion",
     "valid_batch_bins",
     "valid_batch_size",
@@ -118,22 +122,31 @@ def parse_asr_config(
         All options, the missing ones with ESPnet2's defaults.
 
     Raises:
-        ValueError: An option is set that this recipe cannot pass on to ESPnet3.
+        ValueError: An option is set that this recipe cannot pass on to ESPnet3, or the
+            file's ``token_type`` is not that of the overrides.
         SystemExit: ESPnet2 does not know an option or its value.
     """
     parser = ASRTask.get_parser()
     parser.prog = "run.py"
     parser.usage = "run.py [options of run.py] [options of espnet2.bin.asr_train]"
-    # What asr.sh (feats_normalize) sets unless told otherwise.
-    parser.set_defaults(normalize="global_mvn")
+    # What asr.sh (feats_normalize) sets unless told otherwise. Tokens are the recipe's
+    # to choose.
+    parser.set_defaults(normalize="global_mvn", token_type=None)
     defaults = vars(parser.parse_args([]))
     try:
         args = parser.parse_args(["--config", str(config), *overrides])
     except yaml.YAMLError as error:
         raise ValueError(f"{config}: {error}") from error
+    # Reading the file has made its values the defaults.
+    token_type = parser.get_default("token_type")
+    if token_type not in (None, args.token_type):
+        raise ValueError(
+            f"token_type: {token_type} in {config} is not --token_type "
+            f"{args.token_type}: give --token_type {token_type}, or remove it there"
+        )
     known = (
         MODEL_OPTIONS
-        | PREPROCESSOR_OPTIONS.keys()
+        | PREPROCESSOR_OPTIONS
         | TRAINER_OPTIONS.keys()
         | OTHER_OPTIONS
         | IGNORED_OPTIONS
@@ -166,12 +179,11 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
     Raises:
         ValueError: An option has a value that ESPnet3 cannot follow.
     """
-    defaults = vars(ASRTask.get_parser().parse_args([]))
-    preprocessor = {
-        name: getattr(args, option)
-        for option, name in PREPROCESSOR_OPTIONS.items()
-        if getattr(args, option) != defaults[option]
-    }
+    model = _changed(args, MODEL_OPTIONS)
+    for option in [*model]:
+        if f"{option}_conf" in MODEL_OPTIONS:
+            # ESPnet3 would add the arguments of the default choice.
+            model[f"{option}_conf"] = getattr(args, f"{option}_conf")
     trainer = {name: getattr(args, option) for option, name in TRAINER_OPTIONS.items()}
     if args.unused_parameters or _skips_layers(args):
         trainer["strategy"] = "ddp_find_unused_parameters_true"
@@ -190,18 +202,20 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
         "seed": args.seed,
         "init_param": list(args.init_param),
         "ignore_init_mismatch": args.ignore_init_mismatch,
+        "use_tf32": args.use_tf32,
         "num_att_plot": args.num_att_plot if args.use_matplotlib else 0,
-        "model": {
-            option: getattr(args, option)
-            for option in sorted(MODEL_OPTIONS)
-            if getattr(args, option) != defaults[option]
+        "model": model,
+        "dataset": {
+            "preprocessor": {
+                **_changed(args, PREPROCESSOR_OPTIONS),
+                **args.preprocessor_conf,
+            }
         },
-        "dataset": {"preprocessor": {**preprocessor, **args.preprocessor_conf}},
         "optimizer": _target(optim_classes[args.optim], args.optim_conf),
         **_scheduler(args),
         "best_model_criterion": [
             [f"{phase}/{name}", num_averaged, mode]
-            for phase, name, mode in args.best_model_criterion
+            for phase, name, mode in kept_criteria(args)
         ],
         "dataloader": {
             "train": {
@@ -229,6 +243,44 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
         },
         "trainer": trainer,
     }
+
+
+def attends(args: argparse.Namespace) -> bool:
+    """Tell whether a model has an attention decoder."""
+    has_decoder = args.decoder not in (None, "transducer")
+    return has_decoder and args.model_conf.get("ctc_weight") != 1.0
+
+
+def kept_criteria(args: argparse.Namespace) -> list[Sequence[str]]:
+    """Return the criteria that checkpoints can be kept by, the one to decode first.
+
+    ESPnet2 passes over what a model does not log, which ends a training in Lightning.
+
+    Raises:
+        ValueError: There is none.
+    """
+    unknown = () if attends(args) else ATTENTION_CRITERIA
+    kept, left_out = [], []
+    for criterion in args.best_model_criterion:
+        phase, name, _ = criterion
+        # In training, ESPnet3 would take the value of the epoch's last batch.
+        is_kept = phase == "valid" and name not in unknown
+        (kept if is_kept else left_out).append(criterion)
+    names = ", ".join("/".join(criterion[:2]) for criterion in left_out)
+    reason = (
+        "which ESPnet3 does not average over an epoch (train) or this model does not "
+        f"log ({', '.join(ATTENTION_CRITERIA)} are of attention decoders)"
+    )
+    if not kept:
+        raise ValueError(
+            f"best_model_criterion has only {names}, {reason}: give another one, such "
+            "as valid,loss,min"
+        )
+    if left_out:
+        warn = rank_zero_only(logger.warning)
+        warn("best_model_criterion: %s left out, %s", names, reason)
+    # The one that asr.sh decodes.
+    return sorted(kept, key=lambda criterion: criterion[1] != "acc")
 
 
 def convert_inference(path: str | Path) -> dict[str, Any]:
@@ -309,6 +361,16 @@ def _skips_layers(args: argparse.Namespace) -> bool:
         for conf in (args.encoder_conf, args.decoder_conf)
         for rate in SKIPPING_RATES
     )
+
+
+def _changed(args: argparse.Namespace, options: Iterable[str]) -> dict[str, Any]:
+    """Return those of the options that have not ESPnet2's defaults."""
+    defaults = vars(ASRTask.get_parser().parse_args([]))
+    return {
+        option: getattr(args, option)
+        for option in sorted(options)
+        if getattr(args, option) != defaults[option]
+    }
 
 
 def _target(cls: type, conf: dict[str, Any]) -> dict[str, Any]:

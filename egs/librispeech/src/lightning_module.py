@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from espnet2.torch_utils.recursive_op import recursive_average
 from espnet3.components.modeling.lightning_module import ESPnetLightningModule
+from lightning.pytorch.utilities.types import LRSchedulerTypeUnion
+from omegaconf import DictConfig
 
 
 class SharedBatchModule(ESPnetLightningModule):
@@ -15,7 +17,16 @@ class SharedBatchModule(ESPnetLightningModule):
     ESPnet3 averages the gradients of all processes alike, although their shares may
     differ by an utterance, and logs the training loss of the first one. Here, as in
     ESPnet2, a loss counts by its number of utterances, and all of them are logged.
+
+    Args:
+        model: ESPnet's model.
+        config: Training config of ESPnet3, with ESPnet2's ``use_tf32``.
     """
+
+    def __init__(self, model: torch.nn.Module, config: DictConfig) -> None:
+        super().__init__(model, config)
+        # ESPnet3 has set "high" for every training.
+        torch.set_float32_matmul_precision("high" if config.use_tf32 else "highest")
 
     def training_step(
         self, batch: tuple[list[str], dict[str, torch.Tensor]], batch_idx: int
@@ -29,6 +40,25 @@ class SharedBatchModule(ESPnetLightningModule):
         total = share.clone()
         torch.distributed.all_reduce(total)
         return loss * (torch.distributed.get_world_size() * share / total)
+
+    def on_train_epoch_end(self) -> None:
+        """Step a scheduler that watches a criterion before ``last.ckpt`` is saved.
+
+        Lightning does it afterwards, so that a training which goes on from the
+        checkpoint would not know about one epoch.
+        """
+        metrics = self.trainer.callback_metrics
+        for config in self.trainer.lr_scheduler_configs:
+            # What is missing, Lightning names.
+            if config.reduce_on_plateau and config.monitor in metrics:
+                config.scheduler.step(metrics[config.monitor])
+
+    def lr_scheduler_step(
+        self, scheduler: LRSchedulerTypeUnion, metric: torch.Tensor | None
+    ) -> None:
+        """Step a scheduler that watches no criterion."""
+        if metric is None:
+            super().lr_scheduler_step(scheduler, metric)
 
     def _log_stats(
         self,

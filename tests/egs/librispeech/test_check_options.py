@@ -14,6 +14,7 @@ CONFIG = {
     "encoder": "fastformer",
     "encoder_conf": ENCODER,
     "model_conf": {"ctc_weight": 1.0},
+    "batch_type": "numel",
     "optim": "adam",
     "optim_conf": {"lr": 0.001},
     "scheduler": "steplr",
@@ -83,6 +84,20 @@ def error(main, an4_corpus, tmp_path, capsys):
         ({"batch_type": "numl"}, "batch_type in .* must be one of .*numel"),
         ({"keep_nbest_models": []}, "keep_nbest_models in .* whole number"),
         ({"best_model_criterion": [["acc"]]}, r"best_model_criterion in .*\[\['acc'"),
+        (
+            {
+                "best_model_criterion": [
+                    ["train", "loss", "min"],
+                    ["valid", "acc", "max"],
+                ]
+            },
+            "best_model_criterion has only train/loss, valid/acc, which",
+        ),
+        ({"shuffle_within_batch": True}, "shuffle_within_batch in .*train.yaml"),
+        ({"batch_type": "folded"}, r"needs fold_length: .* but that is \[\]"),
+        ({"valid_batch_type": "catbel"}, "catbel needs a file of categories"),
+        ({"scheduler": "warmupreducelronplateau"}, "scheduler in .* reducelronplateau"),
+        ({"token_type": "bpe"}, "token_type: bpe in .*train.yaml is not .* char"),
         ({"no_such_option": 1}, "unrecognized arguments: no_such_option"),
     ],
 )

@@ -104,14 +104,14 @@ def test_no_scheduler_keeps_the_learning_rate(convert):
 def test_preprocessor_options(convert):
     config = convert(
         {
-            "speech_volume_normalize": 1.0,
-            "cleaner": "tacotron",
+            "rir_scp": "rir.scp",
+            "rir_apply_prob": 0.5,
             "preprocessor_conf": {"force_single_channel": True},
         }
     )
     assert config["dataset"]["preprocessor"] == {
-        "speech_volume_normalize": 1.0,
-        "text_cleaner": "tacotron",
+        "rir_scp": "rir.scp",
+        "rir_apply_prob": 0.5,
         "force_single_channel": True,
     }
 
@@ -121,6 +121,51 @@ def test_option_that_espnet3_has_not_is_named(convert):
         convert({"sharded_ddp": True}, "--grad_noise", "true")
     # At its default it changes nothing.
     convert({"sharded_ddp": False})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("cleaner", "tacotron"),
+        ("g2p", "g2p_en"),
+        ("non_linguistic_symbols", "symbols.txt"),
+        ("speech_volume_normalize", 1.0),
+    ],
+)
+def test_option_that_would_change_training_alone_is_named(convert, option, value):
+    with pytest.raises(ValueError, match=f"^{option} in .*train.yaml"):
+        convert({option: value})
+
+
+def test_other_choice_brings_its_own_defaults(convert):
+    model = convert({"encoder": "conformer", "specaug": "specaug"})["model"]
+    # ESPnet3 would have added those of an RNN.
+    assert model["encoder_conf"] == model["specaug_conf"] == {}
+    assert "frontend_conf" not in model
+
+
+@pytest.mark.parametrize(
+    ("model", "kept"),
+    [
+        ({"decoder": "transformer"}, ["valid/acc", "valid/loss"]),
+        (
+            {"decoder": "transformer", "model_conf": {"ctc_weight": 1.0}},
+            ["valid/loss"],
+        ),
+        ({"decoder": "transducer"}, ["valid/loss"]),
+    ],
+)
+def test_criteria_of_espnet2_that_are_not_logged_are_left_out(
+    convert, caplog, model, kept
+):
+    criteria = convert(model)["best_model_criterion"]
+    assert [name for name, _, _ in criteria] == kept
+    assert "best_model_criterion: train/loss, train/acc" in caplog.text
+
+
+def test_tf32(convert):
+    assert convert({"use_tf32": True})["use_tf32"] is True
+    assert convert({})["use_tf32"] is False
 
 
 def test_option_that_espnet2_has_not_is_named(convert, capsys):
