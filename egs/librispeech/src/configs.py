@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,18 @@ from omegaconf import DictConfig, OmegaConf
 from .espnet2_config import convert_inference, convert_training
 
 SUBSETS = ("train", "valid", "test")
+# ESPnet's usual speeds, which asr.sh calls by no more than this.
+USUAL_SPEEDS = [0.9, 1.0, 1.1]
 # Options that let a training go on rather than make another one of it.
 CONTINUING = re.compile(r"--(max_epoch|num_workers|log_interval|num_att_plot)[= ]\S+ ?")
+# Sections of a training config, and options of Lightning, that make it what it is...
+LASTING = (
+    *("best_model_criterion", "dataloader", "dataset", "init_param", "model"),
+    *("optimizer", "scheduler", "scheduler_interval", "scheduler_monitor", "seed"),
+)
+LASTING_OF_TRAINER = ("accumulate_grad_batches", "gradient_clip_val")
+# ... but for what they hold about places and machines.
+PASSING = ("data_dir", "num_workers", "recipe_dir", "source_dir")
 
 # File systems allow 255 bytes for a name, and those of packed models end in .zip.
 LONGEST_TAG = 240
@@ -89,6 +99,18 @@ def make_configs(
         role: _complete(role, OmegaConf.create(config), options, exp_dir, recipe_dir)
         for role, config in configs.items()
     }
+
+
+def lasting_settings(training: DictConfig) -> dict[str, Any]:
+    """Return what must not change while a training goes on, by names with dots.
+
+    Args:
+        training: Config of the training.
+    """
+    config = OmegaConf.to_container(training, resolve=True)
+    lasting = {section: config.get(section) for section in LASTING}
+    trainer = {option: config["trainer"][option] for option in LASTING_OF_TRAINER}
+    return dict(_flatten({**lasting, "trainer": trainer}))
 
 
 class _Corpus:
@@ -210,7 +232,10 @@ def _exp_tag(
     """Name the experiment as asr.sh does, after all that makes it what it is."""
     changes = CONTINUING.sub("", " ".join(overrides)).replace("--", "_")
     changes = re.sub(r"[^\w.,-]", "", changes)
-    perturbed = "_sp" if options.speed_perturb_factors else ""
+    factors = sorted(options.speed_perturb_factors or ())
+    perturbed = "_sp" if factors else ""
+    if factors != USUAL_SPEEDS:
+        perturbed += "_".join(map(str, factors))
     tag = f"{options.asr_config.stem}_{corpus}_{tokens}"
     if len(f"{tag}{changes}{perturbed}".encode()) > LONGEST_TAG:
         changes = f"_{_digest(changes)}"
@@ -225,6 +250,18 @@ def _speed_perturbation(factors: Sequence[float]) -> dict[str, Any]:
         ],
         "data_aug_prob": len(changed) / len(factors),
     }
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a nested config holds, of paths the last part alone."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, member in value.items():
+            if key not in PASSING:
+                yield from _flatten(member, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value.rpartition("/")[2] if isinstance(value, str) else value
 
 
 def _days_to_seconds(hours: float) -> str:
@@ -249,7 +286,7 @@ def _complete(
     name = options.inference_config.stem if role == "inference" else role
     path = exp_dir / "conf" / f"{name}.yaml"
     recipe_config = OmegaConf.load(recipe_dir / "conf" / f"{role}.yaml")
-    _write(OmegaConf.to_yaml(OmegaConf.merge(recipe_config, config)), path)
+    write_at_once(OmegaConf.to_yaml(OmegaConf.merge(recipe_config, config)), path)
     complete = load_and_merge_config(
         path,
         config_name=f"{role}.yaml",
@@ -264,7 +301,7 @@ def _complete(
     return complete
 
 
-def _write(text: str, path: Path) -> None:
+def write_at_once(text: str, path: Path) -> None:
     """Replace a file at once: other ranks read and write it at the same time."""
     partial = path.with_suffix(f".{rank_zero_only.rank}.tmp")
     try:

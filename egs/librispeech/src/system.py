@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from espnet2.bin.tokenize_text import tokenize
 from espnet2.main_funcs.pack_funcs import pack
 from espnet3.components.data import collect_stats as collect_stats_module
+from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
-from omegaconf import OmegaConf
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
 
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, qualified_name
 
+from .configs import lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
 from .report import write_results
@@ -46,13 +51,19 @@ class LibriSpeechSystem(ASRSystem):
     def train_tokenizer(self, *args, **kwargs) -> None:
         """Write ``tokens.txt``: characters, or byte pairs trained by SentencePiece."""
         self._reject_stage_args("train_tokenizer", args, kwargs)
-        if self._has_tokenizer():
-            return
         config = self.training_config.tokenizer
         directory = Path(config.save_path)
-        # ESPnet3 refuses to start over with the text of a run that was stopped.
+        source = {k: v for k, v in config.text_builder.items() if k != "func"}
+        new_text = "\n".join(gather_training_text(**source))
         text = Path(config.train_file)
-        text.unlink(missing_ok=True)
+        if self._has_tokenizer() and text.is_file():
+            if text.read_text(encoding="utf-8") == new_text:
+                return
+        # ESPnet3 refuses to start over with what is there, of another corpus or of a
+        # run that was stopped. The tokens go last: they are nothing without their text.
+        model = [f"{config.model_type}.{suffix}" for suffix in ("model", "vocab")]
+        for name in (text.name, *model, "tokens.txt"):
+            (directory / name).unlink(missing_ok=True)
         if config.model_type != "char":
             # SentencePiece writes into the working directory before it moves its files.
             with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
@@ -61,9 +72,8 @@ class LibriSpeechSystem(ASRSystem):
                 except RuntimeError as error:
                     raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
             return
-        source = {k: v for k, v in config.text_builder.items() if k != "func"}
         directory.mkdir(parents=True, exist_ok=True)
-        text.write_text("\n".join(gather_training_text(**source)), encoding="utf-8")
+        text.write_text(new_text, encoding="utf-8")
         _write_characters(text, directory / "tokens.txt")
 
     def collect_stats(self, *args, **kwargs) -> None:
@@ -71,6 +81,14 @@ class LibriSpeechSystem(ASRSystem):
         self._reject_stage_args("collect_stats", args, kwargs)
         config = self.training_config
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
+        for subset in subsets:
+            utterances = _utterances(config, config.dataset[subset.name])
+            _discard_unless_made_from(
+                subset,
+                {"utterances": _digest(utterances)},
+                # Earlier versions kept no record.
+                accept=_count_lines(subset / "token_shape") == len(utterances),
+            )
         if all((subset / "token_shape").is_file() for subset in subsets):
             return
         _discard_other_shards(
@@ -96,6 +114,7 @@ class LibriSpeechSystem(ASRSystem):
         """Train, from the last checkpoint if there is one."""
         self._reject_stage_args("train", args, kwargs)
         checkpoint = _last_checkpoint(self.exp_dir)
+        _refuse_other_settings(self.training_config, checkpoint)
         if checkpoint is not None:
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
@@ -112,17 +131,17 @@ class LibriSpeechSystem(ASRSystem):
             raise FileNotFoundError(f"{checkpoint}: run the stage train first")
         directory = Path(config.inference_dir)
         subsets = [directory / test.name for test in config.dataset.test]
-        made_from = {
-            "config": config,
-            "checkpoint_mtime_ns": checkpoint.stat().st_mtime_ns,
-        }
-        text = OmegaConf.to_yaml(OmegaConf.create(made_from), resolve=True)
-        record = directory / "made_from.yaml"
-        if not record.is_file() or record.read_text(encoding="utf-8") != text:
-            for subset in subsets:
-                shutil.rmtree(subset, ignore_errors=True)
-        directory.mkdir(parents=True, exist_ok=True)
-        record.write_text(text, encoding="utf-8")
+        settings = OmegaConf.to_container(config, resolve=True)
+        with checkpoint.open("rb") as file:
+            # Not its time: at the end of each training, it is written again.
+            weights = hashlib.file_digest(file, "sha256").hexdigest()
+        for subset, test in zip(subsets, settings.pop("dataset")["test"], strict=True):
+            made_from = {
+                "checkpoint": weights,
+                "config": {**settings, "dataset": test},
+                "utterances": _digest(_utterances(config, [test])),
+            }
+            _discard_unless_made_from(subset, made_from)
         _unlock(subsets)
         super().infer()
 
@@ -155,6 +174,47 @@ class LibriSpeechSystem(ASRSystem):
         _write_requirement(bundle)
         _pack_for_espnet2(bundle, bundle.with_name(f"{self.exp_dir.name}.zip"))
         return bundle
+
+
+def _utterances(
+    config: DictConfig, datasets: Iterable[Mapping[str, Any]]
+) -> list[NamedTuple]:
+    """Return all utterances of the datasets in their order."""
+    dataset_module = load_dataset_module(recipe_dir=config.recipe_dir)
+    return [
+        utterance
+        for dataset in datasets
+        for utterance in dataset_module.Dataset(**dataset["data_src_args"]).utterances
+    ]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _count_lines(path: Path) -> int | None:
+    return len(path.read_text().splitlines()) if path.is_file() else None
+
+
+def _discard_unless_made_from(
+    directory: Path, made_from: Mapping[str, Any], accept: bool = False
+) -> None:
+    """Remove a directory that was made from something else, and record what this is.
+
+    Args:
+        directory: What a stage writes for one subset.
+        made_from: All that decides what it writes.
+        accept: Whether to take over what there is no record of.
+    """
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(made_from)))
+    record = directory / "made_from.yaml"
+    if record.is_file():
+        accept = record.read_text(encoding="utf-8") == text
+    if not accept:
+        shutil.rmtree(directory, ignore_errors=True)
+    if not record.is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        record.write_text(text, encoding="utf-8")
 
 
 def _last_checkpoint(exp_dir: Path) -> Path | None:
@@ -208,6 +268,36 @@ def _explain_full_disk(exp_dir: Path) -> Iterator[None]:
         ) from error
 
 
+def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
+    """Compare the settings with the checkpoint's; keep those of a training that starts.
+
+    Optimizers and schedulers would take theirs from the checkpoint, silently.
+    """
+    settings = lasting_settings(config)
+    tokens = Path(config.model.token_list)
+    if tokens.is_file():
+        settings["tokens"] = _digest(tokens.read_text(encoding="utf-8"))[:8]
+    record = Path(config.exp_dir) / "trained_with.json"
+    if checkpoint is None:
+        if rank_zero_only.rank == 0:
+            write_at_once(json.dumps(settings, indent=1), record)
+        return
+    if not record.is_file():
+        # An earlier version has started the training.
+        return
+    before = json.loads(record.read_text(encoding="utf-8"))
+    changed = [
+        f"{name} ({before.get(name)} before, {settings.get(name)} now)"
+        for name in sorted({*before, *settings})
+        if before.get(name) != settings.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"{checkpoint} was trained with other settings: {', '.join(changed)}. Give "
+            "them as before, or another --exp_dir or --exp_tag"
+        )
+
+
 def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
     """Remove what a stopped run shared out otherwise: ESPnet3 cannot go on with it."""
     for directory in subsets:
@@ -232,13 +322,16 @@ def _refuse_other_model(checkpoint: Path | None) -> Iterator[None]:
         yield
         return
     config_file = checkpoint.with_name("config.yaml")
-    config = config_file.read_bytes()
+    # The other processes may find the new one here already.
+    is_first = rank_zero_only.rank == 0
+    config = config_file.read_bytes() if is_first else b""
     try:
         yield
     except RuntimeError as error:
         if "loading state_dict" not in str(error):
             raise
-        config_file.write_bytes(config)
+        if is_first:
+            config_file.write_bytes(config)
         raise ValueError(
             f"{checkpoint} is of another model than this config: give the config that "
             f"it was trained with, or another --exp_dir or --exp_tag. {error}"

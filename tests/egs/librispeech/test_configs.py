@@ -1,9 +1,11 @@
 """What the recipe calls an experiment."""
 
 import argparse
+import copy
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from .conftest import RECIPE_DIR
 
@@ -13,9 +15,9 @@ def exp_tag(monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPE_DIR))
     from src.configs import _exp_tag
 
-    def exp_tag(*overrides: str) -> str:
+    def exp_tag(*overrides: str, speeds=(0.9, 1.0, 1.1)) -> str:
         options = argparse.Namespace(
-            asr_config=Path("train_asr.yaml"), speed_perturb_factors=[0.9, 1.0, 1.1]
+            asr_config=Path("train_asr.yaml"), speed_perturb_factors=speeds
         )
         return _exp_tag(options, "librispeech", "char", overrides)
 
@@ -26,6 +28,42 @@ def test_tag_names_what_changed(exp_tag):
     changes = ("--encoder_conf", "aft_type=conv", "--max_epoch", "30")
     assert exp_tag(*changes) == "train_asr_librispeech_char_encoder_confaft_typeconv_sp"
     assert exp_tag("--max_epoch", "30") == "train_asr_librispeech_char_sp"
+
+
+def test_tag_names_unusual_speeds(exp_tag):
+    assert exp_tag(speeds=[1.1, 0.9, 1.0]) == "train_asr_librispeech_char_sp"
+    assert exp_tag(speeds=[0.8, 1.0]) == "train_asr_librispeech_char_sp0.8_1.0"
+    assert exp_tag(speeds=None) == "train_asr_librispeech_char"
+
+
+def test_settings_that_last_know_no_places_and_machines(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECIPE_DIR))
+    from src.configs import lasting_settings
+
+    config = {
+        "seed": 0,
+        "exp_dir": "/here/exp",
+        "model": {"token_list": "/here/tokens.txt"},
+        "optimizer": {"lr": 0.1},
+        "dataset": {"train": [{"name": "a", "data_src_args": {"source_dir": "/here"}}]},
+        "trainer": {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "accumulate_grad_batches": 1,
+            "gradient_clip_val": 5.0,
+        },
+    }
+    elsewhere = copy.deepcopy(config)
+    elsewhere["exp_dir"] = "/there/exp"
+    elsewhere["model"]["token_list"] = "/there/tokens.txt"
+    elsewhere["dataset"]["train"][0]["data_src_args"]["source_dir"] = "/there"
+    elsewhere["trainer"] |= {"accelerator": "gpu", "max_epochs": 9}
+    settings = lasting_settings(OmegaConf.create(config))
+    assert settings["optimizer.lr"] == 0.1
+    assert settings["dataset.train.0.name"] == "a"
+    assert lasting_settings(OmegaConf.create(elsewhere)) == settings
+    elsewhere["trainer"]["accumulate_grad_batches"] = 2
+    assert lasting_settings(OmegaConf.create(elsewhere)) != settings
 
 
 def test_many_changes_make_a_name_that_a_file_can_have(exp_tag, tmp_path):

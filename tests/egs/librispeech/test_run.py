@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import yaml
 from espnet3.publication.inference_model import InferenceModel
 from omegaconf import OmegaConf
 
@@ -130,7 +131,20 @@ def test_training_starts_from_another_model(an4_recipe):
         torch.testing.assert_close(after[name], weight)
 
 
-def test_training_does_not_go_on_with_another_model(an4_recipe):
+def test_training_does_not_go_on_with_other_settings(an4_recipe):
+    last = an4_recipe.exp_dir / "last.ckpt"
+    before = last.resolve().stat().st_mtime_ns
+    options = ("--stages", "train", "--max_epoch", "2", "--num_workers", "0")
+    output = an4_recipe.fail(*options, "--optim_conf", "lr=0.002")
+    message = f"ValueError: {last} was trained with other settings: "
+    assert f"{message}optimizer.lr (0.001 before, 0.002 now). Give" in output
+    assert last.resolve().stat().st_mtime_ns == before
+
+
+def test_training_of_an_earlier_version_does_not_go_on_with_another_model(an4_recipe):
+    record = an4_recipe.exp_dir / "trained_with.json"
+    kept = record.read_text()
+    record.unlink()
     before = an4_recipe.timestamps()
     config_file = an4_recipe.exp_dir / "config.yaml"
     config = config_file.read_text()
@@ -142,6 +156,38 @@ def test_training_does_not_go_on_with_another_model(an4_recipe):
     assert f"ValueError: {last} is of another model" in output
     assert last.exists() and an4_recipe.timestamps() == before
     assert config_file.read_text() == config
+    record.write_text(kept)
+
+
+def test_finished_decoding_is_not_redone(an4_recipe, an4_corpus):
+    directory = an4_recipe.exp_dir / "decode_short"
+    done = directory / an4_corpus.test / "split.0" / "done"
+    before = done.stat().st_mtime_ns
+    average = (an4_recipe.exp_dir / "valid.acc.ave.pth").stat().st_mtime_ns
+    subsets = ("--test_subsets", an4_corpus.test, an4_corpus.valid)
+    an4_recipe.run("--stages", "train", "infer", *subsets)
+    assert len(an4_recipe.transcripts("decode_short", an4_corpus.valid)) == 1
+    assert (an4_recipe.exp_dir / "valid.acc.ave.pth").stat().st_mtime_ns != average
+    assert done.stat().st_mtime_ns == before
+
+
+def test_options_that_lightning_follows_otherwise(an4_recipe):
+    config = yaml.safe_load(an4_recipe.asr_config.read_text())
+    del config["best_model_criterion"], config["scheduler_conf"]
+    config["scheduler"] = "reducelronplateau"
+    path = an4_recipe.root / "plateau.yaml"
+    path.write_text(yaml.safe_dump(config))
+    options = ("--asr_config", str(path), "--stages", "train", "--max_epoch", "2")
+    output = an4_recipe.run(*options, exp="plateau")
+    exp_dir = an4_recipe.root / "plateau"
+    # One step an epoch, the last one too.
+    (scheduler,) = load(exp_dir / "last.ckpt")["lr_schedulers"]
+    assert scheduler["last_epoch"] == 2
+    assert "best_model_criterion: train/loss, train/acc left out" in output
+    averages = {path.name for path in exp_dir.glob("*.ave.pth")}
+    assert averages == {"valid.acc.ave.pth", "valid.loss.ave.pth"}
+    inference = OmegaConf.load(exp_dir / "conf" / "decode_short.yaml")
+    assert inference.model.asr_model_file == str(exp_dir / "valid.acc.ave.pth")
 
 
 def test_nothing_is_trained_on_a_broken_corpus(an4_corpus, tmp_path):
