@@ -200,6 +200,8 @@ class BlockBuilder:
             )
         for v in values:
             check_rates(**{name: v})
+        if name == "stochastic_depth_rate" and 1 in values:
+            raise ValueError(f"{name} must be below 1: ESPnet divides by the rest")
         return [float(v) for v in values]
 
 

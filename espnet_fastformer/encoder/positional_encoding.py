@@ -20,13 +20,15 @@ class SinusoidalEncoding(PositionalEncoding):
     def extend_pe(self, x: torch.Tensor) -> None:
         """Make the table long enough for x (B, T, ...), on its device, in float32."""
         frames = x.size(1)
-        if self.pe is None:
-            self.pe = sinusoids(frames, self.d_model, x.device)
-        elif self.pe.size(1) < frames:
-            frames = max(frames, 2 * self.pe.size(1))
-            self.pe = sinusoids(frames, self.d_model, x.device)
-        elif self.pe.device != x.device:
-            self.pe = self.pe.to(x.device)
+        # What is made in inference mode could not be saved for a gradient later.
+        with torch.inference_mode(False):
+            if self.pe is None:
+                self.pe = sinusoids(frames, self.d_model, x.device)
+            elif self.pe.size(1) < frames:
+                frames = max(frames, 2 * self.pe.size(1))
+                self.pe = sinusoids(frames, self.d_model, x.device)
+            elif self.pe.device != x.device:
+                self.pe = self.pe.to(x.device)
 
     def positions(self, x: torch.Tensor) -> torch.Tensor:
         """Return the positions of x (B, T, D) as (1, T, D), in its dtype."""

@@ -48,12 +48,14 @@ class _Dropout(torch.autograd.Function):
         """Drop values of x."""
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
         draws = words.random_(-(2**63), None).view(torch.int16)[: x.numel()]
-        ctx.is_dropped = (draws < levels - _LEVELS // 2).view(x.shape)
+        is_dropped = (draws < levels - _LEVELS // 2).view(x.shape)
+        ctx.save_for_backward(is_dropped)
         ctx.scale = _LEVELS / (_LEVELS - levels)
-        return (x * ctx.scale).masked_fill_(ctx.is_dropped, 0.0)
+        return (x * ctx.scale).masked_fill_(is_dropped, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Return the gradient of x."""
-        return (grad * ctx.scale).masked_fill_(ctx.is_dropped, 0.0), None
+        (is_dropped,) = ctx.saved_tensors
+        return (grad * ctx.scale).masked_fill_(is_dropped, 0.0), None

@@ -367,33 +367,29 @@ class _WeightedSum(torch.autograd.Function):
     def forward(ctx, near, far, sums, blocks):
         """Sum (B, H, T, C) with near (H, N or 1, L, W) and far (H, N or 1, L, 1)."""
         out = _matmul(near, blocks.windows(sums))
-        rest = None
         if blocks.count > 1:
-            rest = _sum_of_rest(sums, blocks)
-            out.addcmul_(far, rest.unsqueeze(3))
-        ctx.save_for_backward(near, far, sums, rest)
+            out.addcmul_(far, _sum_of_rest(sums, blocks).unsqueeze(3))
+        ctx.save_for_backward(near, far, sums)
         ctx.blocks = blocks
         return out.flatten(2, 3)[:, :, : blocks.frames]
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        """Return the gradients of near, far and sums."""
-        near, far, sums, rest = ctx.saved_tensors
+        """Return the gradients of near and sums; far has none, as exp_bias makes it."""
+        near, far, sums = ctx.saved_tensors
         blocks = ctx.blocks
         missing = blocks.count * blocks.length - blocks.frames
         grad = blocks.cut(F.pad(grad, (0, 0, 0, missing)))  # (B, H, N, L, C)
-        grad_near = grad_far = grad_sums = None
+        grad_near = grad_sums = None
         if ctx.needs_input_grad[0]:
             grad_near = _matmul_of_all(grad, blocks.windows(sums)).sum_to_size(
                 near.shape
             )
-        if ctx.needs_input_grad[1] and rest is not None:
-            grad_far = _matmul_of_all(grad, rest.unsqueeze(3)).sum_to_size(far.shape)
         if ctx.needs_input_grad[2]:
             grad_windows = _matmul(near.mT, grad)  # (B, H, N, W, C)
-            if rest is None:
-                return grad_near, grad_far, grad_windows.squeeze(2), None
+            if blocks.count == 1:
+                return grad_near, None, grad_windows.squeeze(2), None
             grad_rest = torch.matmul(far.mT, grad).squeeze(3)  # (B, H, N, C)
             grad_sums = torch.empty_like(sums)
             grad_sums[:, :, blocks.count * blocks.length :] = 0.0
@@ -404,7 +400,7 @@ class _WeightedSum(torch.autograd.Function):
             for first in range(0, blocks.window, blocks.length):
                 part = grad_windows[..., first : first + blocks.length, :]
                 blocks.windows(grad_sums, first, part.size(-2)).add_(part)
-        return grad_near, grad_far, grad_sums, None
+        return grad_near, None, grad_sums, None
 
 
 class _Quotient(torch.autograd.Function):

@@ -216,11 +216,19 @@ def test_gradient_checkpointing_changes_nothing(name):
     plain = build(name)
     saving = build(name, gradient_checkpoint_layers=[0, 1, 2])
     saving.load_state_dict(plain.state_dict())
+    calls = {plain: 0, saving: 0}
     gradients = []
-    for encoder in (plain, saving):
+    for encoder in calls:
+        for block in encoder.train().encoders:
+            # Before the call, which checkpointing breaks off once it has all it needs.
+            block.register_forward_pre_hook(
+                lambda *_, encoder=encoder: calls.update({encoder: calls[encoder] + 1})
+            )
+        torch.manual_seed(0)
         out, _, _ = encoder(xs_pad, lengths)
         out.sin().sum().backward()
         gradients.append([p.grad for p in encoder.parameters()])
+    assert calls[saving] == 2 * calls[plain] > 0
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected)
 
@@ -399,6 +407,10 @@ def test_print_config_shows_every_option_with_e_branchformers_default(encoder):
         (
             {"block_type": "branchformer", "attn_branch_drop_rate": [0.1]},
             "attn_branch_drop_rate must be one number or num_blocks",
+        ),
+        (
+            {"block_type": "conformer", "stochastic_depth_rate": 1.0},
+            "stochastic_depth_rate must be below 1",
         ),
         (
             {"block_type": "conformer", "stochastic_depth_rate": [0.1] * 3},

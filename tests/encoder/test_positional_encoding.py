@@ -36,6 +36,16 @@ def test_table_doubles(cls):
     assert encoding.pe.size(1) == 1000
 
 
+@pytest.mark.parametrize("cls", [SinusoidalEncoding, ScaledSinusoidalEncoding])
+def test_table_made_in_inference_mode_serves_training(cls):
+    encoding = cls(6, 0.0, 10)
+    with torch.inference_mode():
+        encoding(torch.zeros(1, 20, 6))
+    x = torch.randn(1, 5, 6, requires_grad=True)
+    encoding(x).sum().backward()
+    assert all(p.grad is not None for p in (x, *encoding.parameters()))
+
+
 def test_half_precision_leaves_the_table_exact():
     encoding = SinusoidalEncoding(6, 0.0, 100)
     x = torch.randn(1, 100, 6)

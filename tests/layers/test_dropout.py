@@ -53,6 +53,13 @@ def test_layout_of_the_input_does_not_matter():
     torch.testing.assert_close(x.grad.mT * x.mT, y)
 
 
+def test_gradient_checkpointing_keeps_no_mask():
+    x, kept = torch.randn(3, 5, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        Dropout(0.5)(x)
+    assert [mask.shape for mask in kept] == [x.shape]
+
+
 def test_equal_seeds_give_equal_masks():
     dropout, x = Dropout(0.3), torch.randn(1001)
     results = []
