@@ -41,9 +41,8 @@ def get_parser(description: str, name: str) -> argparse.ArgumentParser:
         "--rounds",
         type=int,
         default=defaults.rounds,
-        help=f"samples of each competitor; fewer, but at least "
-        f"{defaults.fewest_rounds}, where they take over {defaults.budget:g} seconds "
-        f"(default: {defaults.rounds})",
+        help="samples of each competitor; fewer where they take long (default: "
+        f"{defaults.rounds}, or the command's own)",
     )
     parser.add_argument(
         "--time_limit",

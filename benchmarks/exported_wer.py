@@ -87,6 +87,9 @@ def main(cmd: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     audio = sum(map(duration, texts))
+    # Or the first would pay for reading what the others find in memory.
+    for path in texts:
+        path.read_bytes()
     rows = []
     for path in (model_file, *args.files):
         model = (args.exp / CONFIG, model_file)

@@ -127,7 +127,8 @@ def main(cmd: Sequence[str] | None = None) -> None:
             rate = jiwer.wer(reference, decoded.text)
             if way == "one by one":
                 one_by_one = rate
-            change = "" if way == "one by one" else f"{rate / one_by_one - 1:+.1%}"
+            is_compared = way != "one by one" and one_by_one
+            change = f"{rate / one_by_one - 1:+.1%}" if is_compared else ""
             rows.append((way, f"{rate:.1%}", change, size(decoded.memory)))
             print(*rows[-1], sep="\t", flush=True)
 

@@ -1,7 +1,8 @@
 """The ratios that this project wants to keep, measured in one run.
 
-Every ratio is one of medians of competitors that took turns. Meant for two cores and
-24 GB: the plain form of AFT-full takes more than half of that.
+Every ratio is one of competitors that took turns, but for those of an hour to a minute:
+of medians where calls are short, of single calls where they take more than 4 seconds.
+Meant for two cores and 24 GB: the plain form of AFT-full takes more than half of that.
 """
 
 import math
