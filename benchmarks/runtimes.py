@@ -24,7 +24,8 @@ from benchmarks.encoders import (
     build_inputs,
 )
 from benchmarks.measure import Case
-from espnet_fastformer.export.formats import SUFFIXES, WRITERS
+from espnet_fastformer.export.formats import WRITERS
+from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
 
@@ -48,7 +49,7 @@ class Exported(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, format: str):
         super().__init__()
         with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / f"model{SUFFIXES[format]}"
+            path = Path(directory) / f"model{KINDS[format].suffix}"
             WRITERS[format](module.eval(), FEATURES, path, {}, _MAX_FRAMES)
             self.run = load(path)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from espnet_fastformer.encoder.input_layer import receptive_field
-from espnet_fastformer.export.kinds import KINDS
 
 INPUTS = ("feats", "feats_lengths")
 OUTPUTS = ("log_probs", "log_probs_lengths")
@@ -130,4 +129,3 @@ def _is_of_linear(metadata_props) -> bool:
 
 
 WRITERS = {"onnx": write_onnx, "torch_export": write_torch_export, "int8": write_int8}
-SUFFIXES = {name: kind.suffix for name, kind in KINDS.items()}

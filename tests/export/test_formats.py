@@ -5,7 +5,8 @@ import torch
 from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
-from espnet_fastformer.export.formats import METADATA, SUFFIXES, WRITERS
+from espnet_fastformer.export.formats import METADATA, WRITERS
+from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
 from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, features
@@ -26,7 +27,7 @@ def make(name, **options) -> CTCEncoder:
 
 
 def write(module, format, directory):
-    path = directory / f"model{SUFFIXES[format]}"
+    path = directory / f"model{KINDS[format].suffix}"
     WRITERS[format](module, FEATURES, path, METADATA_IN)
     return path
 

@@ -135,9 +135,7 @@ class _Corpus:
         if self.subsets != default or self.conf:
             # Two corpora may have one name, and one corpus many sets to train on.
             identity = (str(self.source_dir), given["train"], given["valid"])
-            self.name += "-" + _digest(
-                (*identity, self.conf) if self.conf else identity
-            )
+            self.name += "-" + digest((*identity, self.conf) if self.conf else identity)
         self.data_dir = options.data_dir.absolute() / self.name
 
     def _check(self, name: str, made_here: Sequence[str]) -> None:
@@ -176,7 +174,7 @@ def _training(
     ]
     tokenizer_dir = corpus.data_dir / "token_list" / tokens
     # Neither the encoder nor its training changes what is counted here.
-    stats = _digest((dataset, corpus.conf, tokens, frontend))
+    stats = digest((dataset, corpus.conf, tokens, frontend))
     stats_dir = corpus.data_dir / f"stats_{tokens}_{stats}"
 
     if config["model"].get("normalize") == "global_mvn":
@@ -238,7 +236,7 @@ def _exp_tag(
         perturbed += "_".join(map(str, factors))
     tag = f"{options.asr_config.stem}_{corpus}_{tokens}"
     if len(f"{tag}{changes}{perturbed}".encode()) > LONGEST_TAG:
-        changes = f"_{_digest(changes)}"
+        changes = f"_{digest(changes)}"
     return f"{tag}{changes}{perturbed}"
 
 
@@ -271,7 +269,8 @@ def _days_to_seconds(hours: float) -> str:
     return f"{time.days:02}:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return a short text that differs where the value does."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:6]
 
 

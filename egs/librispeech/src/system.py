@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, qualified_name
 
-from .configs import lasting_settings, write_at_once
+from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
 from .report import write_results
@@ -85,7 +85,7 @@ class LibriSpeechSystem(ASRSystem):
             utterances = _utterances(config, config.dataset[subset.name])
             _discard_unless_made_from(
                 subset,
-                {"utterances": _digest(utterances)},
+                {"utterances": digest(utterances)},
                 # Earlier versions kept no record.
                 accept=_count_lines(subset / "token_shape") == len(utterances),
             )
@@ -139,7 +139,7 @@ class LibriSpeechSystem(ASRSystem):
             made_from = {
                 "checkpoint": weights,
                 "config": {**settings, "dataset": test},
-                "utterances": _digest(_utterances(config, [test])),
+                "utterances": digest(_utterances(config, [test])),
             }
             _discard_unless_made_from(subset, made_from)
         _unlock(subsets)
@@ -186,10 +186,6 @@ def _utterances(
         for dataset in datasets
         for utterance in dataset_module.Dataset(**dataset["data_src_args"]).utterances
     ]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _count_lines(path: Path) -> int | None:
@@ -276,7 +272,7 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
     settings = lasting_settings(config)
     tokens = Path(config.model.token_list)
     if tokens.is_file():
-        settings["tokens"] = _digest(tokens.read_text(encoding="utf-8"))[:8]
+        settings["tokens"] = digest(tokens.read_text(encoding="utf-8"))
     record = Path(config.exp_dir) / "trained_with.json"
     if checkpoint is None:
         if rank_zero_only.rank == 0:
