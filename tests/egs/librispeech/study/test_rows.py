@@ -121,7 +121,7 @@ def test_choice_of_rows(shipped):
     names = [row.name for row in shipped.choose(["time", "fastformer"])]
     assert names == [
         "fastformer-time",
-        "aft-simple-time",
+        "aft-simple-conformer-time",
         "aft-conv-time",
         "fastformer",
     ]
