@@ -21,6 +21,7 @@ from benchmarks.results import Report, describe_machine, number, size, table
 from espnet_fastformer.export.runtime import load
 from espnet_fastformer.inference.audio import duration, read_audio
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
+from espnet_fastformer.inference.features import Recording
 from espnet_fastformer.inference.transcriber import Transcriber
 
 RESULT = Path(__file__).parent / "results" / "exported_wer"
@@ -40,9 +41,10 @@ class ExportedTranscriber(Transcriber):
         self.exported = load(path)
 
     def best_path(
-        self, feats: torch.Tensor, progress: Callable[[float], object]
+        self, recording: Recording, progress: Callable[[float], object]
     ) -> torch.Tensor:
         """See :meth:`Transcriber.best_path`."""
+        feats = recording.feats
         log_probs, _ = self.exported(feats, torch.tensor([feats.size(1)]))
         return log_probs[0].argmax(-1)
 

@@ -21,6 +21,7 @@ from espnet_fastformer.inference.ctc import (
     silent_tokens,
 )
 from espnet_fastformer.inference.features import (
+    Recording,
     TooShortError,
     normalize_features,
     prepare_recording,
@@ -32,6 +33,7 @@ from espnet_fastformer.inference.model import (
     speech_volume,
 )
 from espnet_fastformer.inference.transcript import Transcript, Word
+from espnet_fastformer.inference.windows import encode_in_windows
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Output frames that meet the vocabulary at once.
@@ -112,9 +114,6 @@ class Transcriber:
         #: Sampling rate in Hz.
         self.fs = sampling_rate(args)
         self._size, self._stride = receptive_field(self.model.encoder.embed)
-        # As far as the frontend tells; a recording does in any case.
-        hop = getattr(self.model.frontend, "hop_length", math.nan)
-        self._seconds_per_feature = hop / self.fs
 
     def _check_model(self):
         model = self.model
@@ -176,38 +175,47 @@ class Transcriber:
             self.check_word_times()
         samples = torch.from_numpy(speech).to(self.device)
         try:
-            samples, feats, self._seconds_per_feature = prepare_recording(
-                self.model, samples, self.fs, self._volume
-            )
+            recording = prepare_recording(self.model, samples, self.fs, self._volume)
         except TooShortError as error:
             logging.warning("%s", error)
             return Transcript("", [] if word_times else None)
         if self.beam_size > 1:
-            transcript = self._search(samples)
+            transcript = self._search(recording.samples)
             progress(1.0)
             return transcript
 
-        spans = collapse(self.best_path(feats, progress).cpu(), self._silent)
-        return self._spell(spans, word_times)
+        path = self.best_path(recording, progress).cpu()
+        spans = collapse(path, self._silent)
+        return self._spell(spans, word_times, recording.seconds_per_feature)
 
     def best_path(
-        self, feats: torch.Tensor, progress: Callable[[float], object]
+        self, recording: Recording, progress: Callable[[float], object]
     ) -> torch.Tensor:
         """Find the most probable token of each output frame.
 
         Args:
-            feats: Output of the frontend (1, T, F), which may be overwritten.
+            recording: What the model hears, whose features may be overwritten.
             progress: See ``__call__``.
 
         Returns:
             Tokens (T',).
         """
-        feats = normalize_features(self.model.normalize, feats)
-        if self.model.preencoder is not None:
+        model = self.model
+        feats = normalize_features(model.normalize, recording.feats)
+        if model.preencoder is not None:
             lengths = torch.tensor([feats.size(1)], device=self.device)
-            feats, _ = self.model.preencoder(feats, lengths)
-        hidden = self._encode(feats, progress)
-        path = [self.model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, 1)]
+            feats, _ = model.preencoder(feats, lengths)
+        window = None
+        if self.pooling_window is not None:
+            seconds_per_frame = self._stride * recording.seconds_per_feature
+            window = max(round(self.pooling_window / seconds_per_frame), 1)
+        options = {"ctc": model.ctc} if model.encoder.interctc_use_conditioning else {}
+        with self._autocast():
+            hidden = encode_in_windows(
+                model.encoder, feats, window, progress, **options
+            )
+        hidden = hidden.float()
+        path = [model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, dim=1)]
         return torch.cat(path)
 
     def _search(self, samples: torch.Tensor) -> Transcript:
@@ -217,108 +225,35 @@ class Transcriber:
             results = results[0]
         return Transcript(results[0][0].strip())
 
-    def _encode(
-        self, feats: torch.Tensor, progress: Callable[[float], object]
-    ) -> torch.Tensor:
-        """Run the encoder over all frames, or over windows of them.
-
-        Args:
-            feats: Features (1, T, F).
-            progress: See ``__call__``.
-
-        Returns:
-            Output (1, T', D), float32.
-        """
-        encoder = self.model.encoder
-        needs_ctc = encoder.interctc_use_conditioning
-        options = {"ctc": self.model.ctc} if needs_ctc else {}
-        frames = (feats.size(1) - self._size) // self._stride + 1
-        window = frames
-        if self.pooling_window is not None:
-            seconds_per_frame = self._stride * self._seconds_per_feature
-            window = max(round(self.pooling_window / seconds_per_frame), 1)
-        windows = overlapping_windows(frames, window)
-        share = 1 / (len(windows) * len(encoder.encoders))
-
-        def report(*_) -> None:  # What a hook returns would replace the output.
-            progress(share)
-
-        hooks = [block.register_forward_hook(report) for block in encoder.encoders]
-        parts = []
-        try:
-            for (first, last), (start, stop) in windows:
-                piece = feats[
-                    :, first * self._stride : (last - 1) * self._stride + self._size
-                ]
-                lengths = torch.tensor([piece.size(1)], device=feats.device)
-                with self._autocast():
-                    out, *_ = encoder(piece, lengths, **options)
-                if isinstance(out, tuple):  # with the outputs of InterCTC layers
-                    out = out[0]
-                parts.append(out[:, start - first : stop - first].float())
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.cat(parts, dim=1)
-
-    def _spell(self, spans: list[Span], word_times: bool) -> Transcript:
+    def _spell(
+        self, spans: list[Span], word_times: bool, seconds_per_feature: float
+    ) -> Transcript:
         ids2tokens = self.speech2text.converter.ids2tokens
         tokens2text = self.speech2text.tokenizer.tokens2text
         if self._space is not None:
-            pause = _PAUSE / (self._stride * self._seconds_per_feature)
+            pause = _PAUSE / (self._stride * seconds_per_feature)
             spans = part_at_pauses(spans, self._space, pause)
         tokens = ids2tokens([span.token for span in spans])
         text = " ".join(tokens2text(tokens).split())
         if not word_times:
             return Transcript(text)
+
+        def seconds(frame: int) -> float:
+            # The stride that is an output frame's own lies in the middle of the
+            # features that it sees, and those are centred on multiples of their hop.
+            feature = frame * self._stride + (self._size - self._stride) / 2
+            return round(feature * seconds_per_feature, 3)
+
         words = [
             Word(
                 tokens2text(tokens[i] for i in indices).strip(),
-                self._seconds(spans[indices[0]].start),
-                self._seconds(spans[indices[-1]].end),
+                seconds(spans[indices[0]].start),
+                seconds(spans[indices[-1]].end),
             )
             for indices in group_words(tokens, self._token_type, _SPACE)
         ]
         return Transcript(text, [word for word in words if word.word])
 
-    def _seconds(self, frame: int) -> float:
-        """Return where an output frame begins.
-
-        The stride that is its own lies in the middle of the features that it sees, and
-        those are centred on multiples of their hop.
-        """
-        feature = frame * self._stride + (self._size - self._stride) / 2
-        return round(feature * self._seconds_per_feature, 3)
-
     def _autocast(self) -> torch.autocast:
         enabled = self.dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
-
-
-def overlapping_windows(
-    frames: int, window: int
-) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Lay windows over frames so that each frame lies well inside one.
-
-    Args:
-        frames: Number of frames.
-        window: Frames of a window. Neighbours share half of it.
-
-    Returns:
-        First and last (exclusive) frame of each window, and of its part to be used: the
-        middle half, or up to the end of the recording. The parts are the frames, each
-        once.
-    """
-    if frames <= window:
-        return [((0, frames), (0, frames))]
-    windows = []
-    step = max(window // 2, 1)
-    margin = (window - step) // 2
-    start = 0
-    for first in range(0, frames - window + step, step):
-        first = min(first, frames - window)
-        is_last = first == frames - window
-        stop = frames if is_last else first + margin + step
-        windows.append(((first, first + window), (start, stop)))
-        start = stop
-    return windows

@@ -10,7 +10,7 @@ from espnet_fastformer.encoder import input_layer
 from espnet_fastformer.inference import features
 from espnet_fastformer.inference import transcriber as module
 from espnet_fastformer.inference.experiment import find_model_file
-from espnet_fastformer.inference.transcriber import Transcriber, overlapping_windows
+from espnet_fastformer.inference.transcriber import Transcriber
 from tests.inference.models import (
     CONVOLUTIONS,
     TRANSDUCER,
@@ -201,20 +201,6 @@ def test_windows_give_the_whole_where_nothing_is_pooled(exp_without_far_influenc
         assert windows == whole and len(whole.words) > 3
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 8, 9])
-@pytest.mark.parametrize("frames", [1, 5, 8, 9, 12, 31, 64])
-def test_windows_cover_each_frame_once_and_well_inside(window, frames):
-    windows = overlapping_windows(frames, window)
-    used = [t for _, (start, stop) in windows for t in range(start, stop)]
-    assert used == list(range(frames))
-    for (first, last), (start, stop) in windows:
-        assert last - first == min(window, frames)
-        assert 0 <= first <= start < stop <= last <= frames
-        margin = (window - window // 2) // 2
-        assert first == 0 or start - first >= margin
-        assert last == frames or last - stop >= margin
-
-
 def test_beam_search_is_espnets(exp_with_decoder):
     speech = noise(1)
     theirs = Speech2Text(
@@ -252,8 +238,8 @@ def test_half_precision(dtype, exp):
     @torch.no_grad()
     def best_path(dtype):
         transcriber = build(exp, dtype=dtype)
-        feats = features.extract_features(transcriber.model.frontend, samples)
-        return transcriber.best_path(feats, progress=lambda share: None)
+        recording = features.prepare_recording(transcriber.model, samples, FS, None)
+        return transcriber.best_path(recording, progress=lambda share: None)
 
     same = best_path(dtype) == best_path("float32")
     assert len(same) == 99 and same.float().mean() > 0.9

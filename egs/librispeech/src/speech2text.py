@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.legacy.nets.beam_search import Hypothesis
 
@@ -29,7 +30,8 @@ class LongSpeech2Text(Speech2Text):
         **options: Those of ESPnet's ``Speech2Text``.
 
     Raises:
-        ValueError: The model has no CTC output for ``best_path``.
+        ValueError: The model has no CTC output for ``best_path``, or a frontend that
+            does not tell seconds for ``pooling_window``.
     """
 
     def __init__(
@@ -47,6 +49,11 @@ class LongSpeech2Text(Speech2Text):
             )
         self.best_path = best_path
         if pooling_window is not None:
+            if not isinstance(model.frontend, DefaultFrontend):
+                raise ValueError(
+                    "pooling_window needs frontend: default, which tells how many "
+                    f"features a second has; this is {type(model.frontend).__name__}"
+                )
             _, stride = receptive_field(model.encoder.embed)
             hop = model.frontend.hop_length / sampling_rate(self.asr_train_args)
             window = max(1, round(pooling_window / (stride * hop)))

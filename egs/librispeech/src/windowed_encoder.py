@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from espnet_fastformer.encoder.input_layer import receptive_field
-from espnet_fastformer.inference.transcriber import overlapping_windows
+from espnet_fastformer.inference.windows import encode_in_windows
 
 
 class WindowedEncoder(torch.nn.Module):
-    """Runs an encoder over windows that overlap by half, and joins their middles.
+    """Runs an encoder over windows, in the place of that encoder in ESPnet's model.
 
     Args:
         encoder: One of ESPnet's whose input layer has no padding.
@@ -37,15 +36,5 @@ class WindowedEncoder(torch.nn.Module):
         """
         if len(feats) > 1:
             raise ValueError("pooling_window needs batch_size: 1")
-        size, stride = receptive_field(self.encoder.embed)
-        frames = (feats.size(1) - size) // stride + 1
-        parts = []
-        for (first, last), (start, stop) in overlapping_windows(frames, self.window):
-            piece = feats[:, first * stride : (last - 1) * stride + size]
-            out, *_ = self.encoder(
-                piece, lengths.new_tensor([piece.size(1)]), **options
-            )
-            if isinstance(out, tuple):  # with the outputs of InterCTC layers
-                out = out[0]
-            parts.append(out[:, start - first : stop - first])
-        return torch.cat(parts, dim=1), lengths.new_tensor([frames]), None
+        out = encode_in_windows(self.encoder, feats, self.window, **options)
+        return out, lengths.new_tensor([out.size(1)]), None

@@ -7,8 +7,9 @@ from src.speech2text import LongSpeech2Text
 
 from espnet_fastformer.inference.ctc import collapse
 from espnet_fastformer.inference.experiment import find_model_file
+from espnet_fastformer.inference.features import prepare_recording
 from espnet_fastformer.inference.transcriber import Transcriber
-from tests.inference.models import TRANSDUCER, make_experiment, noise
+from tests.inference.models import CONVOLUTIONS, TRANSDUCER, make_experiment, noise
 
 SECONDS = 6.0
 SEARCH = {"beam_size": 1, "ctc_weight": 1.0, "lm_weight": 0.0}
@@ -126,9 +127,10 @@ def test_windows_are_those_of_transcribe(exp):
     windowed = build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
     transcriber = build(Transcriber, exp, pooling_window=1.0)
     tokens = windowed.asr_model.ctc.argmax(encode(windowed, speech))[0]
-    speech = torch.from_numpy(speech)[None]
-    feats, _ = windowed.asr_model._extract_feats(speech, torch.tensor([speech.size(1)]))
-    expected = transcriber.best_path(feats, progress=lambda share: None)
+    recording = prepare_recording(
+        transcriber.model, torch.from_numpy(speech), transcriber.fs, volume=None
+    )
+    expected = transcriber.best_path(recording, progress=lambda share: None)
     assert len(expected.unique()) > 3
     torch.testing.assert_close(tokens, expected)
 
@@ -138,3 +140,9 @@ def test_several_utterances_at_once_are_refused(exp):
     windowed = build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
     with pytest.raises(ValueError, match="pooling_window needs batch_size: 1"):
         windowed([noise(2), noise(2)])
+
+
+def test_frontend_that_tells_no_seconds_is_refused(tmp_path):
+    exp = make_experiment(tmp_path / "exp", **CONVOLUTIONS)
+    with pytest.raises(ValueError, match="needs frontend: default.*CNNFrontend"):
+        build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
