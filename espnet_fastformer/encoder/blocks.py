@@ -98,9 +98,12 @@ class BlockBuilder:
                 f"merge_method must be one of {', '.join(MERGE_METHODS)}: "
                 f"{self.merge_method!r}"
             )
-        if self.block_type == "e_branchformer" and any(
-            self.for_each_block("stochastic_depth_rate", 0.0)
-        ):
+        depth_rates = self.for_each_block("stochastic_depth_rate", 0.0)
+        if 1 in depth_rates:
+            raise ValueError(
+                "stochastic_depth_rate must be below 1: ESPnet divides by the rest"
+            )
+        if self.block_type == "e_branchformer" and any(depth_rates):
             raise ValueError(
                 "stochastic_depth_rate is no option of block_type: e_branchformer; "
                 "layer_drop_rate skips whole blocks there"
@@ -200,8 +203,6 @@ class BlockBuilder:
             )
         for v in values:
             check_rates(**{name: v})
-        if name == "stochastic_depth_rate" and 1 in values:
-            raise ValueError(f"{name} must be below 1: ESPnet divides by the rest")
         return [float(v) for v in values]
 
 
