@@ -20,6 +20,7 @@ from .scores import Difference, Errors
 MARKS = ("<!-- study -->", "<!-- end of study -->")
 # What the curves of ESPnet's encoders begin with; they are dashed.
 ESPNETS = ("conformer", "e_branchformer")
+MARKERS = ("", "o", "^", "s")
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,9 @@ def plot_curves(
                 label=name,
                 color="black" if name == reference else f"C{index % 10}",
                 linestyle="--" if name.startswith(ESPNETS) else "-",
+                # There are ten colours.
+                marker=MARKERS[index // 10 % len(MARKERS)],
+                markersize=4,
             )
         axis.set(xlabel=label, ylabel="character error rate, validation [%]")
         axis.set_yscale("log")
