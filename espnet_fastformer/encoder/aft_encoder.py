@@ -91,3 +91,12 @@ class AFTEncoder(LinearTimeEncoder):
                 f"{aft_type}, but is {aft_bias!r}"
             )
         super().__init__(mixer, input_size, **encoder_conf)
+        if aft_type == "full":
+            self.refuse_streaming(
+                "aft_type: full has biases by absolute position",
+                "simple, conv or local",
+            )
+        if aft_bias == "factorized":
+            self.refuse_streaming(
+                "aft_bias: factorized goes by absolute position", "offset"
+            )

@@ -3,10 +3,14 @@
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from espnet2.asr.ctc import CTC
 from espnet2.asr.encoder.abs_encoder import AbsEncoder
+from espnet2.asr.encoder.contextual_block_conformer_encoder import (
+    ContextualBlockConformerEncoder,
+)
 from espnet2.legacy.nets.pytorch_backend.transformer.layer_norm import LayerNorm
 from espnet2.legacy.nets.pytorch_backend.transformer.repeat import repeat
 from torch.utils.checkpoint import checkpoint
@@ -19,13 +23,18 @@ from espnet_fastformer.encoder.input_layer import (
     build_input_layer,
     build_positional_encoding,
     check_lengths,
+    receptive_field,
     subsample,
 )
 from espnet_fastformer.encoder.options import (
+    check_block,
     check_numbers,
     check_rates,
     check_sizes,
 )
+from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
+from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
+from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE, is_long
 from espnet_fastformer.layers.replacement import replace_layers
 
 # ESPnet's attentions that a mixer stands in for, and positions that only they can use.
@@ -95,6 +104,23 @@ class LinearTimeEncoder(AbsEncoder):
         cgmlp_weight: Weight of its local branch for ``fixed_ave`` (default 0.5).
         attn_branch_drop_rate: Probability of dropping its global branch in training for
             ``learned_ave`` (default 0).
+        dynamic_chunk_training: Whether to train on whole utterances and in chunks by
+            turns, for a model that streams. The options of chunks have the names of
+            ESPnet's transducer, ``block_size`` to ``look_ahead`` those of its
+            contextual block encoders.
+        short_chunk_threshold: Share of the batches that are in chunks.
+        short_chunk_size: Greatest chunk size that is drawn, in frames after
+            subsampling; the least is an eighth of it.
+        num_left_chunks: Chunks before its own that a frame sees; None or a negative
+            number for all.
+        block_size: Chunk size of a stream, in frames after subsampling.
+        hop_size: Equals ``block_size``; ESPnet's streaming recogniser asks for it.
+        look_ahead: 0; ESPnet's streaming recogniser asks for it.
+
+    Attributes:
+        block_size: May be changed between streams.
+        decoding_chunk_size: In what chunks :meth:`forward` encodes outside of training;
+            None for whole utterances.
 
     Raises:
         ValueError: If an option is unknown, out of range or not of this block type.
@@ -159,8 +185,16 @@ class LinearTimeEncoder(AbsEncoder):
         merge_method: str | None = None,
         cgmlp_weight: float | Sequence[float] | None = None,
         attn_branch_drop_rate: float | Sequence[float] | None = None,
+        dynamic_chunk_training: bool = False,
+        short_chunk_threshold: float = 0.6,
+        short_chunk_size: int = 32,
+        num_left_chunks: int | None = None,
+        block_size: int | None = None,
+        hop_size: int | None = None,
+        look_ahead: int | None = None,
     ):
         super().__init__()
+        self._input_size = input_size
         self._output_size = output_size
         self._check_attention_options(attention_layer_type, rel_pos_type)
         check_sizes(
@@ -247,7 +281,33 @@ class LinearTimeEncoder(AbsEncoder):
         self.gradient_checkpoint_layers = check_numbers(
             "gradient_checkpoint_layers", gradient_checkpoint_layers, 0, num_blocks
         )
+
+        self.chunk_sizes = None
+        if dynamic_chunk_training:
+            self.chunk_sizes = ChunkSizes(short_chunk_threshold, short_chunk_size)
+        if num_left_chunks is not None and num_left_chunks < 0:
+            num_left_chunks = None
+        self.num_left_chunks = num_left_chunks
+        check_block(block_size, hop_size, look_ahead)
+        self.is_for_streams = dynamic_chunk_training or block_size is not None
+        self.block_size = block_size or 16
+        self.decoding_chunk_size = None
+        self.no_streaming = None
+        if pos_enc_layer_type == "conv":
+            self.refuse_streaming("pos_enc_layer_type: conv reads later frames", "none")
         self.register_load_state_dict_pre_hook(report_mismatch)
+
+    def refuse_streaming(self, reason: str, remedy: str):
+        """Remember why this encoder cannot stream.
+
+        Raises:
+            ValueError: At once, if it is configured to.
+        """
+        self.no_streaming = (
+            f"{reason}, which cannot be streamed or trained in chunks; take {remedy}"
+        )
+        if self.is_for_streams:
+            raise ValueError(self.no_streaming)
 
     def _check_attention_options(
         self, attention_layer_type: str | None, rel_pos_type: str
@@ -271,22 +331,28 @@ class LinearTimeEncoder(AbsEncoder):
         self,
         xs_pad: torch.Tensor,
         ilens: torch.Tensor,
-        prev_states: torch.Tensor | None = None,
+        prev_states: StreamingState | None = None,
         masks: torch.Tensor | None = None,
         ctc: CTC | None = None,
         max_layer: int | None = None,
         return_all_hs: bool = False,
-    ) -> tuple[torch.Tensor | tuple[torch.Tensor, list], torch.Tensor, None]:
-        """Encode a batch of utterances.
+        is_final: bool = True,
+        infer_mode: bool = False,
+    ) -> tuple[
+        torch.Tensor | tuple[torch.Tensor, list], torch.Tensor, StreamingState | None
+    ]:
+        """Encode a batch of utterances, or with ``infer_mode`` go on with streams.
 
         Args:
             xs_pad: Features (B, T, F), or tokens (B, T).
             ilens: Number of frames of each utterance (B,).
-            prev_states: Not used.
+            prev_states: State of the streams, see :meth:`forward_infer`.
             masks: (B, T), true on padding; None to take it from ``ilens``.
             ctc: Gives the posteriors for ``interctc_use_conditioning``.
             max_layer: Number of blocks to go through; None for all.
             return_all_hs: Whether to return the output of each block.
+            is_final: Whether streams end, see :meth:`forward_infer`.
+            infer_mode: Whether the input is the next part of streams.
 
         Returns:
             Output (B, T', D), or a tuple of it and of intermediate outputs: with
@@ -294,13 +360,15 @@ class LinearTimeEncoder(AbsEncoder):
             is InterCTC, a list of (block counted from one, (B, T', D)). A block that
             layer drop skips hands its input on there, so that no loss is lost.
             Number of frames of each (B,).
-            None.
+            None; of streams their state.
 
         Raises:
             TooShortUttError: If subsampling leaves no frame of an utterance.
             ValueError: If conditioning lacks ``ctc``, or tokens come in place of
                 features or features in place of tokens.
         """
+        if infer_mode:
+            return self.forward_infer(xs_pad, prev_states, is_final, ctc)
         if xs_pad.is_floating_point() == self.takes_tokens:
             raise ValueError(
                 "input_layer: embed takes tokens, but the input is features"
@@ -322,23 +390,143 @@ class LinearTimeEncoder(AbsEncoder):
         ):
             mask = None  # Every layer would copy its input to change nothing.
 
+        chunk_size = self.decoding_chunk_size
+        if self.training:
+            chunk_size = self.chunk_sizes and self.chunk_sizes.draw()
+        options = (ctc, max_layer, return_all_hs)
+        if chunk_size is None or chunk_size >= x.size(1):
+            x, *intermediate = self._run_blocks(x, mask, None, *options)
+        else:
+            outs, _ = self._run_chunks(x, mask, chunk_size, None, *options)
+            x, *intermediate = outs
+        if not return_all_hs:
+            numbers = sorted(self.interctc_layer_idx)
+            intermediate = list(zip(numbers, intermediate, strict=False))
+        return (x, intermediate) if intermediate else x, olens, None
+
+    def forward_infer(
+        self,
+        xs_pad: torch.Tensor,
+        prev_states: StreamingState | None = None,
+        is_final: bool = True,
+        ctc: CTC | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, StreamingState | None]:
+        """Encode what has become complete chunks of streams.
+
+        In what parts a stream comes makes no difference: all its output together is
+        that of :meth:`forward` with ``decoding_chunk_size = block_size``.
+
+        Args:
+            xs_pad: Next features of each stream (B, T, F); T may be 0.
+            prev_states: What the call before returned; None at the beginning.
+            is_final: Whether the streams end, so that their last chunk is encoded
+                although it is not complete.
+            ctc: Gives the posteriors for ``interctc_use_conditioning``.
+
+        Returns:
+            Output (B, T', D); T' may be 0.
+            Number of frames of each, all T', (B,).
+            State for the next call; None at the end.
+
+        Raises:
+            ValueError: If the encoder cannot stream, or the state does not fit.
+        """
+        if self.no_streaming:
+            raise ValueError(self.no_streaming)
+        size = self.block_size
+        state = prev_states or self.initial_state(len(xs_pad))
+        state.check(xs_pad, size)
+        xs_pad = torch.cat([state.features, xs_pad], dim=1)
+        field, stride = receptive_field(self.embed)
+        frames = max(0, (xs_pad.size(1) - field) // stride + 1)
+        if not is_final:
+            frames -= frames % size
+        embed, blocks = state.embed, state.blocks
+        if frames > 0:
+            chunks = Chunks(size, states=embed)
+            needed = xs_pad[:, : (frames - 1) * stride + field]
+            xs_pad = xs_pad[:, frames * stride :]
+            mask = needed.new_ones(needed.size(0), 1, needed.size(1), dtype=torch.bool)
+            with in_chunks(self.embed, chunks):
+                x, _ = self._embed(needed, mask)
+            embed = chunks.next_states
+            (x, *_), blocks = self._run_chunks(x, None, size, blocks, ctc)
+        else:
+            x = xs_pad.new_zeros(xs_pad.size(0), 0, self._output_size)
+        olens = torch.full((x.size(0),), x.size(1), device=x.device)
+        state = None if is_final else StreamingState(xs_pad, embed, blocks, size)
+        return x, olens, state
+
+    def initial_state(self, batch_size: int) -> StreamingState:
+        """Return the state of streams (B) that are at their beginning."""
+        like = self.after_norm.weight
+        field, _ = receptive_field(self.embed)
+        features = like.new_zeros(batch_size, field, self._input_size)
+        mask = torch.ones_like(features[:, None, :, 0], dtype=torch.bool)
+        embed = Chunks(self.block_size)
+        blocks = Chunks(self.block_size, self.num_left_chunks)
+        with torch.no_grad(), in_chunks(self.embed, embed):
+            x, _ = self._embed(features, mask)
+        x, mask = pad_to_chunks(x, None, self.block_size)
+        with torch.no_grad(), in_chunks(self.encoders, blocks):
+            for block in self.encoders:
+                block(x, mask)
+        return StreamingState(
+            features[:, :0],
+            embed.initial_states,
+            blocks.initial_states,
+            self.block_size,
+        )
+
+    def _run_chunks(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        chunk_size: int,
+        states: list[torch.Tensor] | None,
+        *options,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Do as :meth:`_run_blocks` in chunks, from one state to the next."""
+        frames = x.size(1)
+        x, mask = pad_to_chunks(x, mask, chunk_size)
+        at_once = x.size(1)
+        if is_long(at_once):
+            at_once = max(1, FRAMES_AT_ONCE // chunk_size) * chunk_size
+        parts = []
+        for first in range(0, x.size(1), at_once):
+            part = slice(first, first + at_once)
+            chunks = Chunks(chunk_size, self.num_left_chunks, states)
+            part_of_mask = None if mask is None else mask[..., part]
+            parts.append(self._run_blocks(x[:, part], part_of_mask, chunks, *options))
+            states = chunks.next_states
+        outs = [torch.cat(same, 1)[:, :frames] for same in zip(*parts, strict=True)]
+        return outs, states
+
+    def _run_blocks(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        chunks: Chunks | None,
+        ctc: CTC | None = None,
+        max_layer: int | None = None,
+        return_all_hs: bool = False,
+    ) -> list[torch.Tensor]:
+        """Return the output (B, T, D) and after it the intermediate ones."""
         intermediate = []
         for number, block in enumerate(self.encoders, start=1):
             if max_layer is not None and number > max_layer:
                 break
-            x, mask = self._call_or_drop(number, block, x, mask)
+            x, mask = self._call_or_drop(number, block, chunks, x, mask)
             if return_all_hs:
                 intermediate.append(x)
             elif number in self.interctc_layer_idx:
                 out = self.after_norm(x) if self.normalize_interctc else x
-                intermediate.append((number, out))
+                intermediate.append(out)
                 if self.interctc_use_conditioning:
                     if ctc is None:
                         raise ValueError("interctc_use_conditioning needs ctc")
                     x = x + self.conditioning_layer(ctc.softmax(out))
-
-        x = self.after_norm(x)
-        return (x, intermediate) if intermediate else x, olens, None
+        return [self.after_norm(x), *intermediate]
 
     def _embed(
         self, xs_pad: torch.Tensor, mask: torch.Tensor
@@ -360,14 +548,24 @@ class LinearTimeEncoder(AbsEncoder):
         self,
         number: int,
         block: torch.nn.Module,
+        chunks: Chunks | None,
         x: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        def call(x, mask):
+            with in_chunks(block, chunks):
+                return block(x, mask)
+
+        run = partial(self._call, number, block if chunks is None else call)
         if not self.training or self.layer_drop_rate == 0:
-            return self._call(number, block, x, mask)
+            return run(x, mask)
         is_dropped = torch.rand(1) < self.layer_drop_rate
         if torch.compiler.is_compiling():
             # A graph has no branches, so that it drops the block's output instead.
-            out, mask = self._call(number, block, x, mask)
+            out, mask = run(x, mask)
             return torch.where(is_dropped.to(x.device), x, out), mask
-        return (x, mask) if is_dropped else self._call(number, block, x, mask)
+        return (x, mask) if is_dropped else run(x, mask)
+
+
+# ESPnet's streaming recogniser takes encoders of this class, for their forward_infer.
+ContextualBlockConformerEncoder.register(LinearTimeEncoder)

@@ -47,3 +47,17 @@ def check_numbers(name: str, values: Sequence[int], first: int, last: int) -> li
             f"{name} must be whole numbers between {first} and {last}, but is {numbers}"
         )
     return numbers
+
+
+def check_block(
+    block_size: int | None, hop_size: int | None, look_ahead: int | None
+) -> None:
+    """Raise ValueError if these options of a stream do not agree."""
+    if block_size is not None:
+        check_sizes(block_size=block_size)
+    if hop_size not in (None, block_size):
+        raise ValueError(
+            f"hop_size must equal block_size ({block_size}), but is {hop_size}"
+        )
+    if look_ahead not in (None, 0):
+        raise ValueError(f"look_ahead must be 0, but is {look_ahead}")

@@ -8,8 +8,10 @@ from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
     ScaledPositionalEncoding,
 )
 
+from espnet_fastformer.layers.chunks import ChunkedLayer
 
-class SinusoidalEncoding(PositionalEncoding):
+
+class SinusoidalEncoding(ChunkedLayer, PositionalEncoding):
     """ESPnet's ``abs_pos``, whose table at least doubles whenever it has to grow.
 
     ESPnet computes the whole table again for each utterance longer than all before, and
@@ -31,7 +33,12 @@ class SinusoidalEncoding(PositionalEncoding):
                 self.pe = self.pe.to(x.device)
 
     def positions(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the positions of x (B, T, D) as (1, T, D), in its dtype."""
+        """Return the positions of x (B, T, D) as (1 or B, T, D), in its dtype."""
+        if self.chunks is not None:
+            start = torch.zeros(x.size(0), dtype=torch.int64, device=x.device)
+            (start,) = self.chunks.state(start)
+            self.chunks.remember(start + x.size(1))
+            return sinusoids(x.size(1), self.d_model, x.device, start).to(x.dtype)
         if torch.compiler.is_compiling():
             return sinusoids(x.size(1), self.d_model, x.device).to(x.dtype)
         self.extend_pe(x)
@@ -50,9 +57,24 @@ class ScaledSinusoidalEncoding(SinusoidalEncoding, ScaledPositionalEncoding):
         return self.dropout(x + self.alpha * self.positions(x))
 
 
-def sinusoids(frames: int, size: int, device: torch.device) -> torch.Tensor:
-    """Return (1, frames, size): sine and cosine in turns, float32."""
-    position = torch.arange(frames, dtype=torch.float32, device=device)
+def sinusoids(
+    frames: int, size: int, device: torch.device, start: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return sine and cosine in turns, float32.
+
+    Args:
+        frames: Number of frames T.
+        size: Number of channels D.
+        device: That of the result.
+        start: Position of the first frame of each utterance (B,); None for 0.
+
+    Returns:
+        (1 or B, T, D).
+    """
+    position = torch.arange(frames, device=device)[None]
+    if start is not None:
+        position = position + start[:, None]
     channel = torch.arange(0, size, 2, dtype=torch.float32, device=device)
-    angles = position[:, None] * torch.exp(channel * -(math.log(10000.0) / size))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[None]
+    frequency = torch.exp(channel * -(math.log(10000.0) / size))
+    angles = position.to(torch.float32)[..., None] * frequency
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(2)

@@ -18,6 +18,14 @@ import torch
 from torch.nn import functional as F
 from typeguard import typechecked
 
+from espnet_fastformer.layers.chunks import (
+    ChunkedLayer,
+    Chunks,
+    Sums,
+    sum_over_chunks,
+    sum_over_chunks_by_offsets,
+    weigh_chunks,
+)
 from espnet_fastformer.layers.dropout import Dropout
 from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
 from espnet_fastformer.layers.weighted_sum import (
@@ -33,7 +41,7 @@ from espnet_fastformer.layers.weighted_sum import (
 )
 
 
-class AFT(torch.nn.Module):
+class AFT(ChunkedLayer, torch.nn.Module):
     """What all forms share: linear maps, weights of the keys, gate.
 
     Keys over the time of an utterance and position biases may span 100 each, as from
@@ -46,6 +54,8 @@ class AFT(torch.nn.Module):
         use_out_proj: Whether a linear map follows the gate.
         heads: Number of heads H, if each has position biases of its own.
     """
+
+    NO_CHUNKS = "biases by absolute position cannot be summed in chunks"
 
     def __init__(
         self,
@@ -89,6 +99,8 @@ class AFT(torch.nn.Module):
                 f"mask must have shape (batch, 1, time), but has {tuple(mask.shape)}"
             )
         padding = None if mask is None else mask.eq(0).mT
+        if self.chunks is not None:
+            return self._forward_chunks(query, key, value, padding, self.chunks)
         blocks = self.blocks(key.size(1))
         sums = self._weigh(key, value, padding, blocks)
         value_size = self.linear_v.out_features // self.heads
@@ -100,6 +112,21 @@ class AFT(torch.nn.Module):
             return by_pieces(self._gate, query, pooled[0])
         queries = query.split([part.size(1) for part in pooled], dim=1)
         return torch.cat(list(map(self._gate, queries, pooled)), dim=1)
+
+    def _forward_chunks(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        padding: torch.Tensor | None,
+        chunks: Chunks,
+    ) -> torch.Tensor:
+        key, value = self.linear_k(key), self.linear_v(value)
+        with torch.autocast(key.device.type, enabled=False):
+            frames = weigh_chunks(key, value, padding, self.heads, chunks)
+            sums = self.sum_over_chunks(frames, chunks).flatten(0, 1)
+            pooled = divide(sums, value.size(2) // self.heads)
+        return self._gate(chunks.cut(query), pooled).reshape(query.shape)
 
     def _weigh(
         self,
@@ -146,6 +173,20 @@ class AFT(torch.nn.Module):
         Yields:
             (B, H, some of T, C) in order, or one (B, H, 1, C) that is the same for all
             frames.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
+        """Do as :meth:`sum_over_keys` over the keys in the chunks that a frame sees.
+
+        Args:
+            frames: exp(k) v and exp(k) of each frame.
+            chunks: How time is cut.
+
+        Returns:
+            (B, N, H, C, V + K / H), or (B, N, H, 1, V + K / H) that is the same for all
+            frames of a chunk.
         """
         raise NotImplementedError
 
@@ -208,6 +249,10 @@ class AFTSimple(AFT):
     ) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
         yield sums.sum(2, keepdim=True)
+
+    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
+        """See :meth:`AFT.sum_over_chunks`."""
+        return sum_over_chunks(frames, chunks)
 
     def collect(self, weighed: Iterator[torch.Tensor], blocks: Blocks) -> torch.Tensor:
         """See :meth:`AFT.collect`: a sum is all that is needed."""
@@ -287,6 +332,10 @@ class AFTFull(AFT):
             unbiased = sums[:, :, :near].sum(2, keepdim=True) + rest
             unbiased = unbiased.expand(-1, -1, frames - near, -1)
             yield torch.cat([biased, unbiased], dim=2)
+
+    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
+        """See :meth:`AFT.sum_over_chunks`: its biases know no chunks."""
+        raise ValueError(f"{self.NO_CHUNKS}: AFT-full")
 
     def _sum_any_length(self, sums: torch.Tensor) -> torch.Tensor:
         """Sum (B, 1, T, C) in one form for all lengths.
@@ -385,6 +434,13 @@ class AFTLocal(AFT):
             bias = blocks.band_of_factors(*factors, self.radius)
             yield from sum_by_blocks(bias, sums, blocks)
 
+    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
+        """See :meth:`AFT.sum_over_chunks`."""
+        if isinstance(self.position_bias, FactorizedBias):
+            raise ValueError(f"{self.NO_CHUNKS}: AFT-local with bias='factorized'")
+        bias = self.position_bias.to(frames.sums.dtype)[None]
+        return sum_over_chunks_by_offsets(bias, frames, chunks)
+
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
@@ -456,6 +512,11 @@ class AFTConv(AFT):
     ) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
         yield from sum_by_offsets(self._filters(sums.dtype), sums, blocks)
+
+    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
+        """See :meth:`AFT.sum_over_chunks`."""
+        bias = self._filters(frames.sums.dtype)
+        return sum_over_chunks_by_offsets(bias, frames, chunks)
 
     def _filters(self, dtype: torch.dtype) -> torch.Tensor:
         weight = self.filter_weight.to(dtype)

@@ -4,6 +4,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from espnet_fastformer.layers.chunks import ChunkedLayer, convolve_chunks
 from espnet_fastformer.layers.conv2d import in_autocast_dtype, take_over
 
 # Of the gradient of the filters: frames in a block, and values of the input that are
@@ -12,7 +13,7 @@ _FRAMES = 16
 _VALUES = 2**20
 
 
-class DepthwiseConv1d(torch.nn.Conv1d):
+class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
     """Conv1d with one filter a channel, many times faster on a CPU.
 
     ESPnet's layers hold (B, T, C) and convolve a transposed view of it. torch copies
@@ -48,6 +49,11 @@ class DepthwiseConv1d(torch.nn.Conv1d):
         Returns:
             (B, C, T), a transposed view of contiguous (B, T, C).
         """
+        if self.chunks is not None:
+            return convolve_chunks(self._convolve, x, self.padding[0], self.chunks)
+        return self._convolve(x)
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         is_training = torch.is_grad_enabled() and self.weight.requires_grad
         # The gradient below is not for compilers.
         if x.device.type != "cpu" or (is_training and torch.compiler.is_compiling()):

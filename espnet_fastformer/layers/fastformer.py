@@ -11,10 +11,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from typeguard import typechecked
 
+from espnet_fastformer.layers.chunks import (
+    ChunkedLayer,
+    Chunks,
+    sum_over_chunks,
+    weigh_chunks,
+)
 from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.weighted_sum import divide
 
 
-class FastSelfAttention(ESPnetFastSelfAttention):
+class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
     """Additive attention with ESPnet's parameters, in fewer passes over time.
 
     Between its two softmaxes the module is linear in its input ``x``, so that the
@@ -60,6 +67,8 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             Output (B, T, D). Padded frames get values too, as in ESPnet, but
             contribute to no other frame.
         """
+        if self.chunks is not None:
+            return self._forward_chunks(xs_pad, mask, self.chunks)
         if self.training and not self._is_foldable():
             return self._forward_unfolded(xs_pad, mask)
         key_mean = self.pool(xs_pad, mask)  # (B, D)
@@ -93,6 +102,56 @@ class FastSelfAttention(ESPnetFastSelfAttention):
             return super().forward(
                 xs_pad.to(torch.promote_types(xs_pad.dtype, dtype)), mask
             )
+
+    def _forward_chunks(
+        self, xs_pad: torch.Tensor, mask: torch.Tensor | None, chunks: Chunks
+    ) -> torch.Tensor:
+        """Mix frames with those in the chunks that they see.
+
+        The score of a key depends on the global query, which changes with every chunk.
+        A key keeps the score that it had with the global query of its own chunk, so
+        that no earlier frame has to be scored again::
+
+            q_n   = sum over the queries up to chunk n, weighted by alpha
+            p_t   = k_t * q_n                                for t in chunk n
+            k_n   = sum over p_t up to chunk n, weighted by the scores of p_t
+            y_t   = W_t (k_n * q_t) + q_t + b_t              for t in chunk n
+        """
+        padding = None if mask is None else mask.eq(0).mT
+
+        def scale(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+            return (chunks.cut(x) * mean.to(x.dtype)).reshape(x.shape)
+
+        query, key = self.query(xs_pad), self.key(xs_pad)
+        key = scale(key, self._pool_chunks(query, self.query_att, padding, chunks))
+        value = scale(query, self._pool_chunks(key, self.key_att, padding, chunks))
+        return self.dropout(self.transform(value)) + query
+
+    def _pool_chunks(
+        self,
+        x: torch.Tensor,
+        linear: torch.nn.Module,
+        padding: torch.Tensor | None,
+        chunks: Chunks,
+    ) -> torch.Tensor:
+        """Average what the frames of a chunk see, weighted by a softmax of its scores.
+
+        Args:
+            x: (B, T, D).
+            linear: Gives a score for each head.
+            padding: (B, T, 1) or None.
+            chunks: How time is cut.
+
+        Returns:
+            (B * N, 1, D) in at least float32.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = getattr(linear.weight, "dtype", torch.float32)
+            scores = linear(x.to(torch.promote_types(x.dtype, dtype)))
+            scores = self.attention_head_size**-0.5 * scores
+            frames = weigh_chunks(scores, x, padding, self.num_attention_heads, chunks)
+            sums = sum_over_chunks(frames, chunks).flatten(0, 1)
+            return self.dropout(divide(sums, self.attention_head_size))
 
     def pool(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None

@@ -14,6 +14,8 @@ from torch.nn.functional import pad
 
 __all__ = [
     "aft",
+    "chunk_mask",
+    "chunked_convolution",
     "conv_filter",
     "dense_bias",
     "factorized_bias",
@@ -59,11 +61,15 @@ def fast_self_attention(
         beta = softmax_t(W_ka p_t / sqrt(d))     global key = sum_t beta_t p_t
         y_t = W_t (global key * q_t) + q_t
 
+    Where frames see different others, both sums are those over what t sees, and p_t
+    has the global query of t.
+
     Args:
         layer: Holder of the linear maps `query`, `query_att`, `key`, `key_att` and
             `transform`: ours or ESPnet's FastSelfAttention.
         x: Input (B, T, D).
-        mask: (B, 1, T), non-zero on real frames.
+        mask: (B, 1, T), non-zero on real frames, or (B, T, T), non-zero where frame t
+            sees frame t'.
 
     Returns:
         Output (B, T, D).
@@ -72,10 +78,12 @@ def fast_self_attention(
 
     def pool(frames: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         scale = (frames.size(2) / heads) ** -0.5
-        weights = _masked_softmax(scale * logits.transpose(1, 2), mask, dim=2)
-        per_head = frames.unflatten(2, (heads, -1))  # (B, T, H, d)
-        pooled = torch.einsum("bht,bthd->bhd", weights, per_head)
-        return pooled.flatten(1).unsqueeze(1)  # (B, 1, D)
+        logits = scale * logits.transpose(1, 2).unsqueeze(2)  # (B, H, 1, T')
+        seen = None if mask is None else mask.unsqueeze(1)  # (B, 1, 1 or T, T')
+        weights = _masked_softmax(logits, seen, dim=3)
+        per_head = frames.unflatten(2, (heads, -1))  # (B, T', H, d)
+        pooled = torch.einsum("bhqt,bthd->bqhd", weights, per_head)
+        return pooled.flatten(2)  # (B, 1 or T, D)
 
     q, k = layer.query(x), layer.key(x)
     p = k * pool(q, layer.query_att(q))
@@ -101,7 +109,8 @@ def aft(
         k: Keys, one a channel (B, T, D) or one a head (B, T, H).
         v: Values (B, T, D).
         bias: w, broadcastable to (T, T), or to (H, T, T) with a matrix a head.
-        mask: (B, 1, T), non-zero on real frames.
+        mask: (B, 1, T), non-zero on real frames, or (B, T, T), non-zero where frame t
+            sees frame t'.
 
     Returns:
         Output (B, T, D). An utterance without any real frame gives zeros.
@@ -195,3 +204,40 @@ def conv_filter(
     centred = weight - weight.mean(1, keepdim=True)
     std = (centred.square().mean(1, keepdim=True) + 1e-12).sqrt()
     return scale * centred / std + shift
+
+
+def chunk_mask(length: int, chunk_size: int, num_left: int | None) -> torch.Tensor:
+    """Which frames each frame sees: its own chunk, and those before it.
+
+    Args:
+        length: Number of frames T.
+        chunk_size: Frames of a chunk.
+        num_left: Number of earlier chunks that are seen; None for all.
+
+    Returns:
+        (T, T), true where frame t sees frame t'.
+    """
+    chunk = torch.arange(length) // chunk_size
+    back = chunk[:, None] - chunk
+    return (back >= 0) & (back <= (length if num_left is None else num_left))
+
+
+def chunked_convolution(
+    conv: torch.nn.Conv1d, x: torch.Tensor, chunk_size: int
+) -> torch.Tensor:
+    """Convolution along time that reads zeros in place of later chunks.
+
+    Args:
+        conv: Keeps the length.
+        x: (B, D, T).
+        chunk_size: Frames of a chunk.
+
+    Returns:
+        (B, D, T).
+    """
+    chunks = []
+    for first in range(0, x.size(2), chunk_size):
+        seen = x[:, :, : first + chunk_size]
+        missing = x.size(2) - seen.size(2)
+        chunks.append(conv(pad(seen, (0, missing)))[:, :, first : first + chunk_size])
+    return torch.cat(chunks, dim=2)

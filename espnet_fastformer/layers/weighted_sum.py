@@ -23,6 +23,8 @@ from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE
 # exp(2 * 30 - 100); the bound keeps gradients finite beyond that.
 _CENTRE = 30.0
 _LEAST_DENOMINATOR = 1e-19
+# The maximum over no keys: far below any, but finite, as differences of it are taken.
+NO_KEY = -1e30
 
 # Queries that are treated together, unless the window is wider.
 _BLOCK = 64
@@ -259,7 +261,7 @@ def sum_by_filter(bias: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
 
 
 def greatest_key(key: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
-    """Return the maximum over time, or zero where all is padding.
+    """Return the maximum over time, or ``NO_KEY`` where all is padding.
 
     It cancels in what is divided in the end, so it gets no gradient.
 
@@ -275,7 +277,7 @@ def greatest_key(key: torch.Tensor, padding: torch.Tensor | None) -> torch.Tenso
     if padding is None:
         return key.amax(1, keepdim=True).to(dtype)
     top = key.masked_fill(padding, -torch.inf).amax(1, keepdim=True).to(dtype)
-    return top.masked_fill(top == -torch.inf, 0.0)
+    return top.clamp(min=NO_KEY)
 
 
 def key_weights(
