@@ -295,6 +295,10 @@ class LinearTimeEncoder(AbsEncoder):
         self.no_streaming = None
         if pos_enc_layer_type == "conv":
             self.refuse_streaming("pos_enc_layer_type: conv reads later frames", "none")
+        if merge_method == "learned_ave":
+            self.refuse_streaming(
+                "merge_method: learned_ave pools over the whole utterance", "concat"
+            )
         self.register_load_state_dict_pre_hook(report_mismatch)
 
     def refuse_streaming(self, reason: str, remedy: str):
