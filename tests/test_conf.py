@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from espnet2.bin import asr_inference
+from espnet2.bin import asr_inference, asr_inference_streaming
 from espnet2.tasks.asr import ASRTask
 
 import espnet_fastformer
@@ -72,7 +72,9 @@ def e_branchformer_sizes(token_list) -> dict[str, int]:
 def test_conf_covers_both_families():
     variants = {name(path).removeprefix("train_asr_") for path in TRAINING}
     aft_types = {f"aft_{form}" for form in ("full", "local", "simple", "conv")}
-    assert variants == {"fastformer"} | aft_types | {
+    # One family: they differ in one line from the other.
+    streaming = {f"{p}streaming_aft{s}" for p in ("", "ctc_") for s in ("", "_small")}
+    assert variants == {"fastformer"} | aft_types | streaming | {
         f"{prefix}{encoder}{suffix}"
         for encoder in ENCODERS
         for prefix, suffix in (
@@ -96,6 +98,8 @@ def test_training_config_makes_a_model_that_learns(
         # A dropped layer learns nothing in the one step below.
         options += ["--encoder_conf", "layer_drop_rate=0.0"]
         options += ["--decoder_conf", "layer_drop_rate=0.0"]
+    if "streaming" in variant:
+        options += ["--normalize", "none"]  # There are no statistics.
     args, model = build_model(*options)
     assert type(model.encoder) is ENCODERS[args.encoder]
     assert args.encoder in variant
@@ -146,11 +150,15 @@ def check_transducer(model, speech, lengths, text):
 
 @pytest.mark.parametrize("config", DECODING, ids=name)
 def test_decoding_config_is_known_to_espnet(config):
-    args = asr_inference.get_parser().parse_args(
+    is_streaming = "streaming" in config.stem
+    command = asr_inference_streaming if is_streaming else asr_inference
+    args = command.get_parser().parse_args(
         ["--config", str(config)]
         + ["--output_dir", "decode", "--data_path_and_name_and_type", "a,speech,sound"]
+        + ["--asr_train_config", "config.yaml", "--asr_model_file", "model.pth"]
     )
-    assert args.beam_size == (20 if config.stem == "decode_asr" else 1)
+    beam_sizes = {"decode_asr": 20, "decode_asr_streaming": 10}
+    assert args.beam_size == beam_sizes.get(config.stem, 1)
     assert args.lm_weight == 0.0
 
 

@@ -103,10 +103,14 @@ run --asr_exp exp/transducer --asr_config "$conf/train_asr_transducer_aft.yaml" 
     --inference_config "$conf/decode_transducer.yaml" \
     --inference_args "--beam_size 2" --inference_asr_model valid.loss.ave.pth \
     --stage 11
+run --asr_exp exp/streaming --asr_config "$conf/train_asr_streaming_aft_small.yaml" \
+    --asr_args "--max_epoch 1" --use_streaming true \
+    --inference_config "$conf/decode_asr_streaming.yaml" \
+    --inference_args "--beam_size 2 --sim_chunk_length 8000" --stage 11
 
 cd "$recipe"
 . ./path.sh
-for model in fastformer aft transducer; do
+for model in fastformer aft transducer streaming; do
     [ -s exp/$model/RESULTS.md ]
 done
 python3 - <<'END'
@@ -124,6 +128,7 @@ for name, encoder in {
     "fastformer": FastformerEncoder,
     "aft": AFTEncoder,
     "transducer": AFTEncoder,
+    "streaming": AFTEncoder,
 }.items():
     (package,) = Path("exp", name).glob("*.zip")
     files = unpack(package, f"unpacked/{name}")
