@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -109,6 +110,7 @@ def get_parser() -> argparse.ArgumentParser:
         group.add_argument(
             f"--{name}_subsets",
             nargs="+",
+            type=os.path.normpath,
             metavar="SUBSET",
             help=f"subsets to {'validate' if name == 'valid' else name} on",
         )
@@ -132,7 +134,11 @@ def get_parser() -> argparse.ArgumentParser:
         help="GPUs a node (default: one if there is one, else the CPU)",
     )
     group.add_argument(
-        "--nj", type=int, default=1, help="processes of collect_stats (default: 1)"
+        "--nj",
+        type=int,
+        default=1,
+        help="processes of collect_stats, and files that create_dataset decodes at the "
+        "same time if more than 16 (default: 1)",
     )
     group.add_argument(
         "--nproc",

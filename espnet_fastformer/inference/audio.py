@@ -8,6 +8,8 @@ import numpy as np
 import soundfile
 import soxr
 
+from espnet_fastformer.inference.truncation import missing_bytes
+
 _SECONDS_AT_ONCE = 30
 # What libsndfile says of a stream whose header does not tell.
 _UNKNOWN_LENGTH = 2**63 - 1
@@ -42,8 +44,13 @@ def read_audio(path: str | Path, fs: int) -> np.ndarray:
     """
     try:
         # libsndfile does not say why a file cannot be opened; this does.
-        with open(path, "rb"):
-            pass
+        with open(path, "rb") as file:
+            missing = missing_bytes(file)
+        if missing:
+            raise AudioError(
+                f"{path}: it ends early: {missing:,} bytes that its header promises "
+                "are missing"
+            )
         if Path(path).suffix.lower() == ".raw":
             raise AudioError(
                 f"{path}: raw samples do not tell their sampling rate; make it a WAV "

@@ -48,6 +48,7 @@ class LibriSpeechBuilder(DatasetBuilder):
       the recipe makes; None for one that is there already.
     - ``skip_broken_utterances``: go on with what is whole in a corpus that has
       something wrong, and log what is left out.
+    - ``nj``: files that are decoded at the same time, if more than usual.
     - ``recipe_dir``, ``func``, ``dataset_dir`` come with ESPnet3's default config and
       are not used.
     """
@@ -106,6 +107,7 @@ class LibriSpeechBuilder(DatasetBuilder):
         data_dir: str | Path,
         splits: Sequence[str],
         skip_broken_utterances: bool = False,
+        nj: int = 1,
         corpus: str | None = None,
         corpus_conf: Mapping[str, Any] | None = None,
         recipe_dir: str | Path | None = None,
@@ -127,7 +129,7 @@ class LibriSpeechBuilder(DatasetBuilder):
             except CorpusError as error:
                 missing.append(str(error))
                 continue
-            utterances, found = manifest.update()
+            utterances, found = manifest.update(nj)
             if not utterances:
                 missing.append(f"Nothing to use in {manifest.subset_dir}")
             checked.append((manifest, utterances, found))

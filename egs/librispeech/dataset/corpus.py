@@ -9,8 +9,9 @@ One directory a chapter holds the audio and one transcript file::
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import batched
 from pathlib import Path
@@ -20,6 +21,8 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
+from espnet_fastformer.inference.truncation import missing_bytes
+
 SAMPLE_RATE = 16000
 AUDIO_SUFFIXES = (".flac", ".wav", ".sph")
 TRANSCRIPT_SUFFIX = ".trans.txt"
@@ -28,8 +31,9 @@ MIN_SECONDS = 0.1
 # For the T frames of a batch's longest utterance, ESPnet's frontend masks padding by a
 # table of (T + 1)², 0.9 GB here.
 MAX_SECONDS = 300
-FLOATING_POINT = ("FLOAT", "DOUBLE")
-# Opening a file waits for the disk or the network, whatever the number of cores.
+# What libsndfile says of a stream whose header does not tell.
+UNKNOWN_LENGTH = 2**63 - 1
+# Reading a file waits for the disk or the network, whatever the number of cores.
 CHECK_THREADS = 16
 FILES_PER_TASK = 64
 
@@ -56,7 +60,10 @@ class Problem(NamedTuple):
     what: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        # File names may be no text: they come and go as bytes.
+        return os.fsencode(f"{self.where}: {self.what}").decode(
+            errors="backslashreplace"
+        )
 
 
 class CorpusError(ValueError):
@@ -88,7 +95,9 @@ def list_subsets(corpus: Path) -> list[str]:
     return sorted(
         entry.name
         for entry in corpus.iterdir()
-        if entry.is_dir() and any(child.is_dir() for child in entry.iterdir())
+        if entry.is_dir()
+        and not entry.name.startswith(".")
+        and any(child.is_dir() for child in entry.iterdir())
     )
 
 
@@ -105,9 +114,10 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
     """
     found: dict[str, list[tuple[str, Utterance]]] = defaultdict(list)
     problems = []
-    for directory, transcripts, audio in _chapters(subset_dir, problems):
+    for directory, transcripts, audio, others in _chapters(subset_dir, problems):
+        contents = {path: _read(path, problems) for path in transcripts}
         named = set()
-        for where, utt_id, text in _transcript_lines(transcripts, problems):
+        for where, utt_id, text in _transcript_lines(contents, problems):
             named.add(utt_id)
             files = audio.get(utt_id, [])
             if text is None:
@@ -116,7 +126,11 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
                 problems.append(Problem(where, f"empty transcript of {utt_id}"))
             elif not files:
                 path = os.path.join(directory, f"{utt_id}.flac")
-                problems.append(Problem(where, f"no audio file {path}"))
+                found_instead = ", ".join(others.get(utt_id, []))
+                but = f", but {found_instead}: convert it" if found_instead else ""
+                problems.append(
+                    Problem(where, f"no audio file {path} (or .wav, .sph){but}")
+                )
             elif len(files) > 1:
                 names = ", ".join(map(os.path.basename, files))
                 problems.append(Problem(where, f"several audio files: {names}"))
@@ -130,6 +144,9 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
                     utt_id, files[0], text, stat.st_size, stat.st_mtime_ns
                 )
                 found[utt_id].append((where, utterance))
+        if None in contents.values():
+            # It may be there that the other files are named.
+            continue
         problems += [
             Problem(path, "audio without a transcript")
             for utt_id in sorted(audio.keys() - named)
@@ -149,13 +166,14 @@ def read_transcripts(subset_dir: Path) -> tuple[list[Utterance], list[Problem]]:
 
 
 def check_audio(
-    utterances: list[Utterance], desc: str
+    utterances: list[Utterance], desc: str, nj: int = 1
 ) -> tuple[list[Utterance], list[Problem]]:
-    """Open every audio file, in parallel, and read its header and its end.
+    """Decode every audio file, in parallel.
 
     Args:
         utterances: What to check.
         desc: Label of the progress bar.
+        nj: Files to decode at the same time, if more than ``CHECK_THREADS``.
 
     Returns:
         The utterances whose audio is whole, with ``num_samples``, and what is
@@ -163,7 +181,7 @@ def check_audio(
     """
     whole, problems = [], []
     with (
-        ThreadPoolExecutor(CHECK_THREADS) as pool,
+        ThreadPoolExecutor(max(nj, CHECK_THREADS)) as pool,
         tqdm(
             total=len(utterances),
             desc=desc,
@@ -184,44 +202,76 @@ def check_audio(
 
 def _chapters(
     subset_dir: Path, problems: list[Problem]
-) -> Iterator[tuple[str, list[str], dict[str, list[str]]]]:
-    """Yield each directory, its transcript files, and its audio by file stem."""
+) -> Iterator[tuple[str, list[str], dict[str, list[str]], dict[str, list[str]]]]:
+    """Yield each directory, its transcripts, its audio and other files by stem."""
 
     def unreadable(error: OSError) -> None:
         problems.append(Problem(error.filename, f"unreadable: {error.strerror}"))
 
+    # Links may lead back to where they are.
+    seen = set(map(str, Path(os.path.realpath(subset_dir)).parents))
     for directory, subdirs, files in os.walk(
         subset_dir, onerror=unreadable, followlinks=True
     ):
-        subdirs.sort()
-        transcripts, audio = [], defaultdict(list)
-        for file in sorted(files):
+        real = os.path.realpath(directory)
+        # Hidden are what systems and programs keep for themselves, as macOS its ._*.
+        subdirs[:] = sorted(d for d in subdirs if real not in seen and d[0] != ".")
+        if real in seen:
+            continue
+        seen.add(real)
+        transcripts = []
+        audio, others = defaultdict(list), defaultdict(list)
+        for file in sorted(file for file in files if file[0] != "."):
             path = os.path.join(directory, file)
-            if file.endswith(TRANSCRIPT_SUFFIX):
+            stem, suffix = os.path.splitext(file)
+            stem = _one_spelling(stem)
+            if file.lower().endswith(TRANSCRIPT_SUFFIX):
                 transcripts.append(path)
-            elif file.lower().endswith(AUDIO_SUFFIXES):
-                audio[os.path.splitext(file)[0]].append(path)
+            elif suffix.lower() in AUDIO_SUFFIXES:
+                audio[stem].append(path)
+            else:
+                others[stem].append(file)
         if transcripts or audio:
-            yield directory, transcripts, audio
+            yield directory, transcripts, audio, others
+
+
+def _one_spelling(name: str) -> str:
+    """Return a name as it is on all systems: macOS takes accents off their letters."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _read(path: str, problems: list[Problem]) -> bytes | None:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        problems.append(Problem(path, f"unreadable: {error.strerror}"))
+        return None
+    if b"\0" in content:
+        problems.append(
+            Problem(path, "not UTF-8 but UTF-16, or no text: iconv -f UTF-16 -t UTF-8")
+        )
+        return None
+    return content
 
 
 def _transcript_lines(
-    transcripts: list[str], problems: list[Problem]
+    contents: Mapping[str, bytes | None], problems: list[Problem]
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yield FILE:LINE, the utterance's name and its text (None: not decodable)."""
-    for path in transcripts:
-        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for path, content in contents.items():
+        for number, line in enumerate((content or b"").splitlines(), 1):
             where = f"{path}:{number}"
             try:
+                # A byte order mark may be at the start of files, also of joined ones.
                 # Unicode's spaces too, which ESPnet would strip off its token list.
-                words = line.decode().split()
+                words = line.decode("utf-8-sig").split()
             except UnicodeDecodeError as error:
                 problems.append(Problem(where, f"not UTF-8: {error}"))
                 for utt_id in line.split()[:1]:
                     yield where, utt_id.decode(errors="replace"), None
                 continue
             if words:
-                yield where, words[0], " ".join(words[1:])
+                yield where, _one_spelling(words[0]), " ".join(words[1:])
 
 
 def _check_files(
@@ -244,6 +294,12 @@ def _check_files(
 def _count_samples(utterance: Utterance) -> int:
     if not utterance.size:
         raise ValueError("empty file")
+    with open(utterance.audio, "rb") as file:
+        missing = missing_bytes(file)
+    if missing:
+        raise ValueError(
+            f"ends early: {missing:,} bytes that its header promises are missing"
+        )
     with soundfile.SoundFile(utterance.audio) as audio:
         if audio.samplerate != SAMPLE_RATE:
             raise ValueError(
@@ -255,17 +311,19 @@ def _count_samples(utterance: Utterance) -> int:
             raise ValueError(
                 f"{audio.frames} samples, should be {MIN_SECONDS} s or more"
             )
+        if audio.frames == UNKNOWN_LENGTH:
+            raise ValueError("its header does not tell its length: encode it again")
         if audio.frames > MAX_SECONDS * SAMPLE_RATE:
             raise ValueError(
                 f"{audio.frames} samples, should be {MAX_SECONDS} s or less: cut it up"
             )
-        if audio.subtype in FLOATING_POINT:
-            # Only these can hold what is no number, which takes reading all of it.
-            blocks = audio.blocks(SAMPLE_RATE, dtype="float32")
-            if not all(np.isfinite(block).all() for block in blocks):
-                raise ValueError("has infinite samples, or some that are no number")
-        # A download cut short keeps its header: only the end tells.
-        audio.seek(audio.frames - 1)
-        if len(audio.read(1)) != 1:
-            raise ValueError("ends early")
+        # The header of a file that breaks off, or in the middle, is whole.
+        speech = audio.read(dtype="float32")
+        if len(speech) != audio.frames:
+            raise ValueError(
+                f"ends early: {len(speech)} samples where its header says "
+                f"{audio.frames}"
+            )
+        if not np.isfinite(speech).all():
+            raise ValueError("has infinite samples, or some that are no number")
         return audio.frames

@@ -1,8 +1,8 @@
 """The list of a subset's checked utterances, kept on disk between runs.
 
-Opening every audio file of a large corpus takes minutes; reading its transcripts
+Decoding every audio file of a large corpus takes minutes; reading its transcripts
 and the size and time of its files takes seconds. So the manifest remembers which
-files were whole, and only new or changed ones are opened again.
+files were whole, and only new or changed ones are decoded again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import os
 from pathlib import Path
 
 from .corpus import Problem, Utterance, check_audio, read_transcripts
+
+# Earlier versions, which did not decode the audio, called the last one num_samples.
+HEADER = (*Utterance._fields[:-1], "decoded_samples")
 
 
 class Manifest:
@@ -40,8 +43,11 @@ class Manifest:
             and [utterance._replace(num_samples=0) for utterance in known] == found
         )
 
-    def update(self) -> tuple[list[Utterance], list[Problem]]:
-        """Read the subset, opening the audio that is new or has changed.
+    def update(self, nj: int = 1) -> tuple[list[Utterance], list[Problem]]:
+        """Read the subset, decoding the audio that is new or has changed.
+
+        Args:
+            nj: As of :func:`~.corpus.check_audio`.
 
         Returns:
             The whole utterances, to be given to :meth:`accept` or :meth:`reject`,
@@ -61,7 +67,7 @@ class Manifest:
             for utterance in found
         ]
         unchecked = [utterance for utterance in utterances if not utterance.num_samples]
-        whole, broken = check_audio(unchecked, desc=f"check {self.subset_dir.name}")
+        whole, broken = check_audio(unchecked, f"check {self.subset_dir.name}", nj)
         checked = {utterance.utt_id: utterance for utterance in whole}
         utterances = [
             checked.get(utterance.utt_id, utterance) for utterance in utterances
@@ -82,8 +88,9 @@ class Manifest:
         if not path.is_file():
             return []
         with path.open(encoding="utf-8", newline="\n") as file:
-            next(file)
             rows = (line.removesuffix("\n").split("\t") for line in file)
+            if tuple(next(rows, ())) != HEADER:
+                return []
             utterances = [
                 Utterance(utt_id, audio, text, int(size), int(mtime_ns), int(samples))
                 for utt_id, audio, text, size, mtime_ns, samples in rows
@@ -97,6 +104,6 @@ class Manifest:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
         with partial.open("w", encoding="utf-8", newline="\n") as file:
-            for row in [Utterance._fields, *utterances]:
+            for row in [HEADER, *utterances]:
                 file.write("\t".join(map(str, row)) + "\n")
         os.replace(partial, path)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class SyntheticCorpus:
             ``MAX_WORKERS``.
 
     Raises:
-        ValueError: A number of hours is not above 0.
+        ValueError: A number of hours or processes is not above 0.
     """
 
     splits = {
@@ -101,8 +101,10 @@ class SyntheticCorpus:
             "seed": seed,
         }
         for name in ("train_hours", "dev_hours", "test_hours"):
-            if not self.parameters[name] > 0:
+            if not 0 < self.parameters[name] < inf:
                 raise ValueError(f"{name} must be above 0: {self.parameters[name]}")
+        if n_workers is not None and n_workers < 1:
+            raise ValueError(f"n_workers must be above 0: {n_workers}")
         self.n_workers = n_workers or min(MAX_WORKERS, os.cpu_count() or 1)
         self._origin_file = self.root / "synthesis.json"
         self._speakers_file = self.root / "SPEAKERS.TXT"

@@ -32,6 +32,8 @@ LEAST = {
 NUMBER_AS_TEXT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 # Batches that need a file of categories, which the recipe does not write.
 CATEGORY_BATCHES = ("catbel", "catpow", "catpow_balance_dataset")
+# Speech that is still speech.
+SLOWEST, FASTEST = 0.5, 2.0
 TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
 
 
@@ -74,11 +76,20 @@ def check_run_options(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} must be at least {least}, but is {value}")
-    for name in ("max_hours", "speed_perturb_factors"):
-        value = getattr(options, name)
-        values = value if isinstance(value, list) else [value]
-        if value is not None and not all(0 < v < float("inf") for v in values):
-            raise ValueError(f"--{name} must be above 0, but is {value}")
+    hours = options.max_hours
+    if hours is not None and not 0 < hours < float("inf"):
+        raise ValueError(f"--max_hours must be above 0, but is {hours}")
+    factors = options.speed_perturb_factors or [1.0]
+    if not all(SLOWEST <= factor <= FASTEST for factor in factors):
+        raise ValueError(
+            f"--speed_perturb_factors must be multiples of the speed from {SLOWEST} to "
+            f"{FASTEST}, such as 0.9 1.0 1.1, but are {factors}"
+        )
+    gpus = torch.cuda.device_count() or int(torch.backends.mps.is_available())
+    if "train" in options.stages and (options.ngpu or 0) > gpus:
+        raise ValueError(
+            f"--ngpu {options.ngpu}: PyTorch sees {gpus} GPUs here. Give --ngpu {gpus}"
+        )
 
 
 def _check_kinds(args: argparse.Namespace, config: str | Path) -> None:

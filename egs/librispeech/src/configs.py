@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.utils.config_utils import load_and_merge_config
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
+from typeguard import TypeCheckError
 
 from .espnet2_config import convert_inference, convert_training
 
@@ -119,12 +121,17 @@ class _Corpus:
     def __init__(self, options: argparse.Namespace, recipe_dir: Path) -> None:
         made_here = load_dataset_module(recipe_dir=recipe_dir).CORPORA
         given = {role: getattr(options, f"{role}_subsets") for role in SUBSETS}
+        for role, subsets in given.items():
+            if subsets and len(set(subsets)) < len(subsets):
+                names = ", ".join(subsets)
+                raise ValueError(f"--{role}_subsets names a subset twice: {names}")
         self.conf = options.corpus_conf
         if options.corpus in made_here:
             self.made_here = options.corpus
             self.source_dir = options.download_dir.absolute() / options.corpus
             default = made_here[options.corpus].splits
             self.subsets = {role: given[role] or default[role] for role in SUBSETS}
+            _check_conf(made_here[options.corpus], self.source_dir, self.conf)
         else:
             self.made_here = None
             self.source_dir = Path(options.corpus).expanduser().absolute()
@@ -157,6 +164,19 @@ class _Corpus:
             {"name": subset, "data_src_args": {"split": subset, **args}}
             for subset in self.subsets[role]
         ]
+
+
+def _check_conf(corpus: type, source_dir: Path, conf: dict[str, Any]) -> None:
+    _, *known = inspect.signature(corpus).parameters
+    unknown = conf.keys() - known
+    if unknown:
+        raise ValueError(
+            f"--corpus_conf has no {', '.join(sorted(unknown))}, but {', '.join(known)}"
+        )
+    try:
+        corpus(source_dir, **conf)
+    except (TypeError, TypeCheckError, ValueError) as error:
+        raise ValueError(f"--corpus_conf: {error}") from error
 
 
 def _training(
@@ -203,6 +223,7 @@ def _training(
                 "corpus": corpus.made_here,
                 "corpus_conf": corpus.conf,
                 "skip_broken_utterances": options.skip_broken_utterances,
+                "nj": options.nj,
             },
             "dataset": {**dataset, "preprocessor": preprocessor},
             "tokenizer": {

@@ -7,6 +7,7 @@ import copy
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -28,11 +29,14 @@ from omegaconf import DictConfig, OmegaConf
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, qualified_name
 
+from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
 from .report import write_results
 from .tokenizer import gather_training_text
+
+logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -43,6 +47,19 @@ class LibriSpeechSystem(ASRSystem):
     What is finished is not redone unless its settings have changed, and training goes
     on from its last checkpoint.
     """
+
+    def create_dataset(self, *args, **kwargs) -> None:
+        """Make or find the corpus, check it, and say what no training makes up for."""
+        super().create_dataset(*args, **kwargs)
+        self._compare_subsets()
+
+    def _compare_subsets(self) -> None:
+        config = self.training_config
+        heard = _utterances(config, config.dataset.train)
+        compared = [*config.dataset.valid, *self.inference_config.dataset.test]
+        others = {data.name: _utterances(config, [data]) for data in compared}
+        for warning in compare_subsets(heard, others):
+            logger.warning(warning)
 
     def _has_tokenizer(self) -> bool:
         # The last file that either tokenizer writes.
@@ -150,6 +167,8 @@ class LibriSpeechSystem(ASRSystem):
         self._reject_stage_args("measure", args, kwargs)
         results = super().measure()
         print(write_results(Path(self.metrics_config.exp_dir)))
+        # It is what these numbers have to be read with.
+        self._compare_subsets()
         return results
 
     def pack_model(self, *args, **kwargs) -> Path:
