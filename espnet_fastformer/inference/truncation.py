@@ -8,8 +8,8 @@ import re
 import struct
 from typing import BinaryIO
 
-# Chunks of samples in WAV and its kin, in AIFF, and in 8SVX.
-_SAMPLES = (b"data", b"SSND", b"BODY")
+# Chunks of samples in WAV and its kin, and in AIFF.
+_SAMPLES = (b"data", b"SSND")
 # A header that is written before the length is known promises nothing, or about as
 # much as 31, 32 or 64 bits hold: -1 by ffmpeg, 0x7ffff000 and 0x7f000000 by SoX.
 _UNKNOWN = 2**24
@@ -60,7 +60,7 @@ def _in_chunks(file: BinaryIO, head: bytes) -> tuple[int, int]:
     while True:
         file.seek(position)
         content = file.read(chunk.size)
-        if len(content) < chunk.size:
+        if len(content) < chunk.size or not any(content):
             return position, 0
         name, length = chunk.unpack(content)
         length = max(length - counted, 0)

@@ -60,6 +60,9 @@ def test_what_cannot_be_read_is_named(tmp_path):
     soundfile.write(whole, noise, FS)
     content = whole.read_bytes()
     (tmp_path / "cut.flac").write_bytes(content[: len(content) // 2])
+    soundfile.write(tmp_path / "whole.wav", noise, FS)
+    content = (tmp_path / "whole.wav").read_bytes()
+    (tmp_path / "cut.wav").write_bytes(content[: len(content) // 2])
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan]), FS, "FLOAT")
     (tmp_path / "samples.raw").write_bytes(content)
     for name, reason in {
@@ -68,6 +71,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
         "nothing.wav": "Format not recognised",
         "text.flac": "Format not recognised",
         "cut.flac": "lost sync",
+        "cut.wav": "it ends early: 48,022 bytes that its header promises are missing",
         "nan.wav": "no number",
         "samples.raw": "raw samples do not tell their sampling rate",
     }.items():

@@ -173,6 +173,71 @@ def truncated_audio(recipe):
     return (f"{audio}: unreadable audio",)
 
 
+def wav_without_its_second_half(recipe):
+    speech, rate = soundfile.read(recipe.audio)
+    audio = recipe.audio.with_suffix(".wav")
+    recipe.audio.unlink()
+    soundfile.write(audio, speech, rate)
+    os.truncate(audio, audio.stat().st_size // 2)
+    return (f"{audio}: ends early",)
+
+
+def sphere_without_its_end(recipe):
+    os.truncate(recipe.audio, recipe.audio.stat().st_size - 100)
+    return (f"{recipe.audio}: ends early: 100 bytes",)
+
+
+def flac_that_breaks_in_the_middle(recipe):
+    speech, rate = soundfile.read(recipe.audio)
+    audio = recipe.audio.with_suffix(".flac")
+    recipe.audio.unlink()
+    soundfile.write(audio, speech, rate)
+    content = bytearray(audio.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    audio.write_bytes(content)
+    return (f"{audio}: unreadable audio",)
+
+
+def flac_of_a_stream(recipe):
+    speech, rate = soundfile.read(recipe.audio)
+    audio = recipe.audio.with_suffix(".flac")
+    recipe.audio.unlink()
+    soundfile.write(audio, speech, rate)
+    content = bytearray(audio.read_bytes())
+    content[21] &= 0xF0  # The number of samples has 36 bits.
+    content[22:26] = bytes(4)
+    audio.write_bytes(content)
+    return (f"{audio}: its header does not tell its length: encode it again",)
+
+
+def another_format(recipe):
+    append(recipe.transcript, b"fash-1-0002 STOP\n")
+    speech, rate = soundfile.read(recipe.audio)
+    soundfile.write(recipe.chapter / "fash-1-0002.mp3", speech, rate)
+    return (
+        f"{recipe.transcript}:3: no audio file {recipe.chapter}/fash-1-0002.flac "
+        "(or .wav, .sph), but fash-1-0002.mp3: convert it",
+    )
+
+
+def transcript_in_utf16(recipe):
+    recipe.transcript.write_text(recipe.transcript.read_text(), encoding="utf-16")
+    return f"{recipe.transcript}: not UTF-8 but UTF-16", "1 problem in the corpus"
+
+
+def transcript_that_is_a_dangling_link(recipe):
+    recipe.transcript.unlink()
+    recipe.transcript.symlink_to(recipe.data_dir / "gone.txt")
+    return f"{recipe.transcript}: unreadable: No such file", "1 problem"
+
+
+def name_in_latin1(recipe):
+    name = os.fsencode(recipe.chapter) + b"/fash-1-caf\xe9.sph"
+    with open(name, "wb") as file:
+        file.write(recipe.audio.read_bytes())
+    return (f"{recipe.chapter}/fash-1-caf\\xe9.sph: audio without a transcript",)
+
+
 def very_short_audio(recipe):
     soundfile.write(recipe.audio, np.zeros(1000), 16000, format="NIST")
     return (f"{recipe.audio}: 1000 samples, should be 0.1 s",)
@@ -216,6 +281,14 @@ FAULTS = [
     dangling_link,
     no_audio_at_all,
     truncated_audio,
+    wav_without_its_second_half,
+    sphere_without_its_end,
+    flac_that_breaks_in_the_middle,
+    flac_of_a_stream,
+    another_format,
+    transcript_in_utf16,
+    transcript_that_is_a_dangling_link,
+    name_in_latin1,
     very_short_audio,
     very_long_audio,
     no_number,
@@ -274,6 +347,60 @@ def test_spaces_of_any_kind_part_words(recipe):
         "train-an4", recipe.source_dir, recipe.data_dir
     )
     assert dataset.utterances[1].text == "GO ON AND ON"
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_byte_order_marks_and_line_endings_are_no_part_of_names(recipe, ending):
+    lines = ["\ufefffash-1-0000 YES", "", "\ufefffash-1-0001 GO", ""]
+    recipe.transcript.write_bytes(ending.join(lines).encode())
+    recipe.build()
+    assert recipe.names()[:2] == ["fash-1-0000", "fash-1-0001"]
+
+
+def test_accents_may_be_apart_from_their_letters(recipe):
+    together, apart = "fash-1-caf\u00e9", "fash-1-cafe\u0301"
+    for name, other in ((together, apart), (apart, together)):
+        recipe.transcript.write_text(f"fash-1-0000 YES\n{name} GO\n")
+        recipe.audio = recipe.audio.rename(recipe.chapter / f"{other}.SPH")
+        recipe.build()
+        assert recipe.names()[:2] == ["fash-1-0000", together]
+
+
+def test_hidden_files_are_not_of_the_corpus(recipe):
+    for hidden in ("._fash-1-0000.sph", "._fash-1.trans.txt"):
+        (recipe.chapter / hidden).write_bytes(b"\x00\x05\x16\x07")
+    (recipe.chapter / ".Trash").mkdir()
+    shutil.copy(recipe.audio, recipe.chapter / ".Trash" / "fash-1-0009.sph")
+    recipe.build()
+    assert len(recipe.names()) == 4
+
+
+def test_links_that_lead_back_are_not_followed(recipe, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "back").symlink_to(recipe.source_dir / "train-an4")
+    (elsewhere / "self").symlink_to(elsewhere)
+    (recipe.chapter / "chapter").symlink_to(recipe.chapter)
+    (recipe.chapter / "corpus").symlink_to(recipe.source_dir)
+    (recipe.chapter / "elsewhere").symlink_to(elsewhere)
+    recipe.build()
+    assert len(recipe.names()) == 4
+
+
+def test_directory_of_an_utterance_s_name_is_no_audio(recipe):
+    recipe.audio.unlink()
+    recipe.audio.mkdir()
+    assert f"{recipe.transcript}:2: no audio file" in recipe.problems()
+
+
+def test_manifest_of_a_version_that_did_not_decode_is_not_believed(recipe, opened):
+    recipe.build()
+    for path in (recipe.data_dir / "manifest").iterdir():
+        path.write_text(path.read_text().replace("decoded_samples", "num_samples", 1))
+    opened.clear()
+    assert not recipe.is_built()
+    recipe.build()
+    assert len(opened) == 7
 
 
 def test_name_used_twice_is_not_used_at_all(recipe):

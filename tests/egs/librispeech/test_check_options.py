@@ -131,10 +131,32 @@ def test_missing_config_is_named(error):
         ("--max_hours", "-1"),
         ("--max_hours", "nan"),
         ("--speed_perturb_factors", "0.9", "0"),
+        ("--speed_perturb_factors", "90", "100"),
     ],
 )
 def test_number_out_of_range_is_named(error, options):
     assert f"{options[0]} must be" in error(CONFIG, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ngpu", "999"), "--ngpu 999: PyTorch sees [0-9]+ GPUs here. Give --ngpu"),
+        (("--train_subsets", "a", "b", "a/"), "--train_subsets names a subset twice"),
+        (("--corpus", "synthetic", "--corpus_conf", "hours=5"), "no hours, but train_"),
+        (("--corpus", "mini", "--corpus_conf", "seed=5"), "no seed, but base_url"),
+        (
+            ("--corpus", "synthetic", "--corpus_conf", "train_hours=five"),
+            '--corpus_conf: argument "train_hours"',
+        ),
+        (
+            ("--corpus", "synthetic", "--corpus_conf", "n_workers=-1"),
+            "--corpus_conf: n_workers must be above 0: -1",
+        ),
+    ],
+)
+def test_option_that_fits_no_corpus_or_machine_is_named(error, options, words):
+    assert re.search(words, error(CONFIG, *options))
 
 
 @pytest.mark.parametrize(

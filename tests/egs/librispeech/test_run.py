@@ -63,6 +63,9 @@ def test_all_stages(an4_recipe, an4_corpus):
     assert espnet3.optimizer == {"_target_": "torch.optim.adam.Adam", "lr": 0.001}
     assert (exp_dir / "training_curves.png").stat().st_size
     assert list((exp_dir / "tensorboard").glob("**/events.*"))
+    # After the check of the corpus, and beside the results.
+    warning = f"{an4_corpus.valid}: 24.1% of the letters of its transcripts"
+    assert an4_recipe.output.count(warning) == 2
 
 
 def test_packed_model_recognizes_the_same(an4_recipe, an4_corpus, dataset_module):
