@@ -85,11 +85,6 @@ def check_run_options(options: argparse.Namespace) -> None:
             f"--speed_perturb_factors must be multiples of the speed from {SLOWEST} to "
             f"{FASTEST}, such as 0.9 1.0 1.1, but are {factors}"
         )
-    gpus = torch.cuda.device_count() or int(torch.backends.mps.is_available())
-    if "train" in options.stages and (options.ngpu or 0) > gpus:
-        raise ValueError(
-            f"--ngpu {options.ngpu}: PyTorch sees {gpus} GPUs here. Give --ngpu {gpus}"
-        )
 
 
 def _check_kinds(args: argparse.Namespace, config: str | Path) -> None:

@@ -187,6 +187,11 @@ def _training(
         ngpu = min(1, torch.cuda.device_count())
     if ngpu and options.nproc > 1:
         raise ValueError("--nproc is for training on a CPU: give --ngpu 0 too")
+    there = torch.cuda.device_count() or int(torch.backends.mps.is_available())
+    if ngpu > there and "train" in options.stages:
+        raise ValueError(
+            f"--ngpu {ngpu}: PyTorch sees {there} GPUs here. Give --ngpu {there}"
+        )
     config = convert_training(args, on_gpu=ngpu > 0)
     dataset = {role: corpus.datasets(role) for role in ("train", "valid")}
     frontend = [
