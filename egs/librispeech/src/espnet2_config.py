@@ -106,6 +106,21 @@ IGNORED_OPTIONS = {
 
 # What decodes with options that ESPnet's Speech2Text has not.
 SPEECH2TEXT = "src.speech2text.LongSpeech2Text"
+SPEECH2TEXT_OPTIONS = {
+    "best_path": ("true or false", lambda value: type(value) is bool),
+    "pooling_window": (
+        "a number of seconds above 0",
+        lambda value: type(value) in (int, float) and value > 0,
+    ),
+    "chunk_size": (
+        "a whole number above 0",
+        lambda value: type(value) is int and value > 0,
+    ),
+    "num_left_chunks": (
+        "a whole number from 0 on",
+        lambda value: type(value) is int and value >= 0,
+    ),
+}
 
 
 def parse_asr_config(
@@ -288,16 +303,16 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
 
     Args:
         path: YAML file as ``espnet2.bin.asr_inference --config`` takes it. It may also
-            set ``best_path`` and ``pooling_window``, as of
-            :class:`~src.speech2text.LongSpeech2Text`.
+            set ``best_path``, ``pooling_window``, ``chunk_size`` and
+            ``num_left_chunks``, as of :class:`~src.speech2text.LongSpeech2Text`.
 
     Returns:
         ``model``, the arguments of ESPnet's ``Speech2Text``, and ``batch_size`` if the
         file sets it.
 
     Raises:
-        ValueError: ``Speech2Text`` has no such argument, the window no length, or
-            ``best_path`` is neither true nor false.
+        ValueError: ``Speech2Text`` has no such argument, a window or chunk no length,
+            or ``best_path`` is neither true nor false.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -306,8 +321,8 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise ValueError(f"{path} must be a mapping of options, but is {options!r}")
     known = inspect.signature(Speech2Text).parameters
-    window = options.pop("pooling_window", None)
-    best_path = options.pop("best_path", False)
+    own = {key: options.pop(key) for key in SPEECH2TEXT_OPTIONS if key in options}
+    own = {key: value for key, value in own.items() if value is not None}
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ValueError(
@@ -315,22 +330,12 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
             "has no such argument."
         )
     batch_size = options.pop("batch_size", None)
-    if window is not None:
-        if type(window) not in (int, float) or window <= 0:
-            raise ValueError(
-                f"pooling_window in {path} must be a number of seconds above 0, but is "
-                f"{window!r}"
-            )
-    if type(best_path) is not bool:
-        raise ValueError(
-            f"best_path in {path} must be true or false, but is {best_path!r}"
-        )
-    if best_path or window is not None:
-        options |= {
-            "_target_": SPEECH2TEXT,
-            "best_path": best_path,
-            "pooling_window": window,
-        }
+    for key, value in own.items():
+        kind, is_valid = SPEECH2TEXT_OPTIONS[key]
+        if not is_valid(value):
+            raise ValueError(f"{key} in {path} must be {kind}, but is {value!r}")
+    if any(own.values()):
+        options |= {"_target_": SPEECH2TEXT, **own}
     return {
         "model": options,
         **({} if batch_size is None else {"batch_size": batch_size}),

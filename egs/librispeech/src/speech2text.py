@@ -10,6 +10,7 @@ from espnet2.bin.asr_inference import Speech2Text
 from espnet2.legacy.nets.beam_search import Hypothesis
 
 from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 from espnet_fastformer.inference.ctc import collapse, silent_tokens
 from espnet_fastformer.inference.model import sampling_rate
 
@@ -27,17 +28,24 @@ class LongSpeech2Text(Speech2Text):
         pooling_window: Seconds of audio that the encoder sees at once, as of
             :class:`~espnet_fastformer.inference.transcriber.Transcriber`; None for all
             of it.
+        chunk_size: Frames after subsampling of the chunks that the encoder sees one
+            after the other, as in a stream; None for whole utterances.
+        num_left_chunks: Chunks that it sees before each; None for as many as in
+            training.
         **options: Those of ESPnet's ``Speech2Text``.
 
     Raises:
-        ValueError: The model has no CTC output for ``best_path``, or a frontend that
-            does not tell seconds for ``pooling_window``.
+        ValueError: The model has no CTC output for ``best_path``, a frontend that does
+            not tell seconds for ``pooling_window``, or no encoder of this package for
+            ``chunk_size``.
     """
 
     def __init__(
         self,
         best_path: bool = False,
         pooling_window: float | None = None,
+        chunk_size: int | None = None,
+        num_left_chunks: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -48,6 +56,15 @@ class LongSpeech2Text(Speech2Text):
                 "(model_conf: ctc_weight: 0.0)"
             )
         self.best_path = best_path
+        if chunk_size is not None:
+            if not isinstance(model.encoder, LinearTimeEncoder):
+                raise ValueError(
+                    "chunk_size needs encoder: fastformer or aft; this is "
+                    f"{type(model.encoder).__name__}"
+                )
+            model.encoder.decoding_chunk_size = chunk_size
+            if num_left_chunks is not None:
+                model.encoder.num_left_chunks = num_left_chunks
         if pooling_window is not None:
             if not isinstance(model.frontend, DefaultFrontend):
                 raise ValueError(

@@ -186,11 +186,18 @@ def test_decoding_config(espnet2_config, tmp_path):
         espnet2_config.convert_inference(path)
 
 
-@pytest.mark.parametrize("window", ["0", "true", "long"])
-def test_pooling_window_is_a_number_of_seconds(espnet2_config, tmp_path, window):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("pooling_window", value) for value in ("0", "true", "long")),
+        *(("chunk_size", value) for value in ("0", "true", "1.5")),
+        ("num_left_chunks", "-1"),
+    ],
+)
+def test_value_that_cannot_be_is_named(espnet2_config, tmp_path, key, value):
     path = tmp_path / "decode.yaml"
-    path.write_text(f"pooling_window: {window}\n")
-    with pytest.raises(ValueError, match="pooling_window in .*decode.yaml must be"):
+    path.write_text(f"{key}: {value}\n")
+    with pytest.raises(ValueError, match=f"{key} in .*decode.yaml must be"):
         espnet2_config.convert_inference(path)
 
 
@@ -201,7 +208,12 @@ def test_decoding_that_espnet_has_not(espnet2_config, tmp_path):
         "_target_": "src.speech2text.LongSpeech2Text",
         "beam_size": 1,
         "best_path": True,
-        "pooling_window": None,
+    }
+    path.write_text("chunk_size: 16\nnum_left_chunks: 0\n")
+    assert espnet2_config.convert_inference(path)["model"] == {
+        "_target_": "src.speech2text.LongSpeech2Text",
+        "chunk_size": 16,
+        "num_left_chunks": 0,
     }
     path.write_text("best_path: false\nbeam_size: 1\n")
     assert espnet2_config.convert_inference(path)["model"] == {"beam_size": 1}

@@ -146,3 +146,26 @@ def test_frontend_that_tells_no_seconds_is_refused(tmp_path):
     exp = make_experiment(tmp_path / "exp", **CONVOLUTIONS)
     with pytest.raises(ValueError, match="needs frontend: default.*CNNFrontend"):
         build(LongSpeech2Text, exp, pooling_window=1.0, **SEARCH)
+
+
+def test_chunks_are_those_of_a_stream(exp):
+    if "e_branchformer" in (exp / "config.yaml").read_text().split():
+        with pytest.raises(ValueError, match="encoder: fastformer or aft"):
+            build(LongSpeech2Text, exp, chunk_size=4, **SEARCH)
+        return
+    decoding = build(
+        LongSpeech2Text, exp, best_path=True, chunk_size=4, num_left_chunks=2, **SEARCH
+    )
+    speech = noise(SECONDS)
+    model = decoding.asr_model
+    feats, lengths = model._extract_feats(
+        torch.from_numpy(speech)[None], torch.tensor([len(speech)])
+    )
+    feats, _ = model.normalize(feats, lengths)
+    model.encoder.block_size = 4
+    with torch.no_grad():
+        hidden, _, _ = model.encoder.forward_infer(feats)
+    path = model.ctc.argmax(hidden)[0]
+    silent = {model.blank_id, model.sos, model.eos}
+    ((_, _, token_int, _),) = decoding(speech)
+    assert token_int == [span.token for span in collapse(path, silent)]
