@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from espnet_fastformer.layers.modes import gradient, is_exporting, is_traced
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -26,7 +27,7 @@ class Conv2d(torch.nn.Conv2d):
             or isinstance(conv.padding, str)
         ):
             return None
-        return take_over(cls, conv).to(memory_format=torch.channels_last)
+        return take_over(cls, conv)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve.
@@ -37,11 +38,14 @@ class Conv2d(torch.nn.Conv2d):
         Returns:
             (B, C', T', F'), in channels-last layout.
         """
-        is_training = torch.is_grad_enabled() and self.weight.requires_grad
-        if x.device.type != "cpu" or not is_training or torch.compiler.is_compiling():
-            return super().forward(x)
+        weight, bias = self.weight, self.bias
+        is_training = torch.is_grad_enabled() and weight.requires_grad
+        if not is_exporting():  # Layouts are the runtime's business.
+            weight = weight.to(memory_format=torch.channels_last)
+        if x.device.type != "cpu" or not is_training or is_traced():
+            return self._conv_forward(x, weight, bias)
         arguments = (self.stride, self.padding, self.dilation, self.groups)
-        inputs = in_autocast_dtype(x, self.weight, self.bias)
+        inputs = in_autocast_dtype(x, weight, bias)
         return _Convolution.apply(*inputs, arguments)
 
 
@@ -84,7 +88,7 @@ class _Convolution(torch.autograd.Function):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
-    @once_differentiable
+    @gradient
     def backward(ctx, grad):
         """Return the gradients of x, weight and bias."""
         x, weight = ctx.saved_tensors

@@ -1,11 +1,11 @@
 """Depthwise convolution along time, in the layout that ESPnet's encoders work in."""
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from espnet_fastformer.layers.chunks import ChunkedLayer, convolve_chunks
 from espnet_fastformer.layers.conv2d import in_autocast_dtype, take_over
+from espnet_fastformer.layers.modes import gradient, is_exporting, is_traced
 
 # Of the gradient of the filters: frames in a block, and values of the input that are
 # copied at a time.
@@ -54,14 +54,15 @@ class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
         return self._convolve(x)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        is_training = torch.is_grad_enabled() and self.weight.requires_grad
+        weight = self.weight
+        is_training = torch.is_grad_enabled() and weight.requires_grad
         # The gradient below is not for compilers.
-        if x.device.type != "cpu" or (is_training and torch.compiler.is_compiling()):
-            return super().forward(x)
+        if x.device.type != "cpu" or (is_training and is_traced()):
+            return self._conv_forward(x, weight, self.bias)
         row = x.unsqueeze(2)
-        if not torch.compiler.is_exporting():  # Layouts are the runtime's business.
+        if not is_exporting():  # Layouts are the runtime's business.
             row = row.contiguous(memory_format=torch.channels_last)
-        weight = self.weight.unsqueeze(2)
+        weight = weight.unsqueeze(2)
         padding = self.padding[0]
         # Its gradient is for a convolution that keeps the length, as ESPnet's do.
         if is_training and 2 * padding + 1 == self.kernel_size[0]:
@@ -85,7 +86,7 @@ class _DepthwiseRow(torch.autograd.Function):
         return _convolve(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @gradient
     def backward(ctx, grad):
         """Return the gradients of x, weight and bias."""
         x, weight = ctx.saved_tensors
