@@ -7,8 +7,6 @@ Reference:
 
 import torch
 from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAttention
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 from typeguard import typechecked
 
 from espnet_fastformer.layers.chunks import (
@@ -18,6 +16,13 @@ from espnet_fastformer.layers.chunks import (
     weigh_chunks,
 )
 from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.modes import (
+    gradient,
+    has_hooks,
+    is_exporting,
+    is_traced,
+    without_autocast,
+)
 from espnet_fastformer.layers.weighted_sum import divide
 
 
@@ -35,7 +40,9 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
 
     One or two products of size T x D x D remain where the definition has three.
     Scores, softmaxes and sums over time are computed in float32 (float64 for float64
-    input) whatever the dtype of the input and of autocast.
+    input) whatever the dtype of the input and of autocast. Only plain
+    ``torch.nn.Linear`` maps are folded: with adapters, parametrisations, quantisation
+    or hooks on one of the five, all are called on the whole sequence, as in ESPnet.
 
     It is a subclass of ESPnet's module, because ESPnet's layer classes recognise that
     one by ``isinstance`` and call it as ``attn(x, mask)``.
@@ -69,14 +76,14 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         """
         if self.chunks is not None:
             return self._forward_chunks(xs_pad, mask, self.chunks)
-        if self.training and not self._is_foldable():
+        if not self._is_foldable():
             return self._forward_unfolded(xs_pad, mask)
         key_mean = self.pool(xs_pad, mask)  # (B, D)
         frames, size = xs_pad.shape[1:]
-        is_random = self.training and self.dropout.p > 0
+        is_random = self.dropout.training and self.dropout.p > 0
         # Folding a map of each utterance costs as much as applying it to D frames.
         # An exported graph has one form for all lengths, which can be quantised too.
-        if torch.compiler.is_exporting() or frames <= size:
+        if is_exporting() or frames <= size:
             query = self.query(xs_pad)
             value = query * key_mean.unsqueeze(1).to(query.dtype)
             return self.dropout(self.transform(value)) + query
@@ -88,20 +95,45 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
 
     def _is_foldable(self) -> bool:
         linears = (self.query, self.query_att, self.key, self.key_att, self.transform)
-        return all(type(linear) is torch.nn.Linear for linear in linears)
+        return (
+            all(map(is_plain_linear, linears))
+            and isinstance(self.dropout, torch.nn.Dropout)
+            and not has_hooks(self.dropout)
+        )
 
     def _forward_unfolded(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Call each map on the whole sequence, as ESPnet does.
+        """Call each map on the whole sequence, as ESPnet does."""
+        query, key = self.query(xs_pad), self.key(xs_pad)
+        _, pooled = self._pool_heads(query, self.query_att(query), mask)
+        key = key * self.dropout(pooled).to(key.dtype)
+        _, pooled = self._pool_heads(key, self.key_att(key), mask)
+        value = query * self.dropout(pooled).to(query.dtype)
+        return self.dropout(self.transform(value)) + query
 
-        An adapter may drop out other inputs at each frame, which no folded map can.
+    def _pool_heads(
+        self, frames: torch.Tensor, scores: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum each head's channels over time.
+
+        Args:
+            frames: What is summed (B, T, D).
+            scores: (B, T, H).
+            mask: As in :meth:`forward`.
+
+        Returns:
+            Weights (B, H, T) and sums (B, 1, D), heads concatenated, both in at least
+            float32.
         """
-        dtype = getattr(self.query.weight, "dtype", torch.float32)
-        with torch.autocast(xs_pad.device.type, enabled=False):
-            return super().forward(
-                xs_pad.to(torch.promote_types(xs_pad.dtype, dtype)), mask
-            )
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        padding = None if mask is None else mask.eq(0)
+        with without_autocast(frames.device):
+            scores = self.attention_head_size**-0.5 * scores.to(dtype).mT
+            weights = softmax_over_time(scores, padding)  # (B, H, T)
+            heads = frames.to(dtype).unflatten(2, (self.num_attention_heads, -1))
+            sums = torch.einsum("bht,bthd->bhd", weights, heads)
+        return weights, sums.flatten(1).unsqueeze(1)
 
     def _forward_chunks(
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None, chunks: Chunks
@@ -145,9 +177,9 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         Returns:
             (B * N, 1, D) in at least float32.
         """
-        with torch.autocast(x.device.type, enabled=False):
-            dtype = getattr(linear.weight, "dtype", torch.float32)
-            scores = linear(x.to(torch.promote_types(x.dtype, dtype)))
+        scores = linear(x)
+        with without_autocast(x.device):
+            scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
             scores = self.attention_head_size**-0.5 * scores
             frames = weigh_chunks(scores, x, padding, self.num_attention_heads, chunks)
             sums = sum_over_chunks(frames, chunks).flatten(0, 1)
@@ -157,7 +189,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         self, xs_pad: torch.Tensor, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the global key of each utterance, (B, D), in at least float32."""
-        with torch.autocast(xs_pad.device.type, enabled=False):
+        with without_autocast(xs_pad.device):
             x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
             padding = None if mask is None else mask.eq(0)
             scale = self.attention_head_size**-0.5
@@ -166,7 +198,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             query, query_bias = affine(self.query, x)
             key, key_bias = affine(self.key, x)
 
-            pooled = SoftmaxPool.apply(
+            pooled = softmax_pool(
                 x,
                 (scale * query_att @ query).expand(x.size(0), -1, -1),
                 # On a CPU, F.linear takes several times as long for a vector.
@@ -178,7 +210,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             )
 
             scores = scale * key_att * query_mean.unsqueeze(1)  # (B, H, D)
-            pooled = SoftmaxPool.apply(
+            pooled = softmax_pool(
                 x,
                 scores @ key,
                 (scores @ key_bias + scale * key_att_bias).unsqueeze(-1),
@@ -193,7 +225,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
     ) -> dict[str, torch.Tensor]:
         """Return what the frames weigh in both sums over time, without dropout.
 
-        Takes three more products of size T x D x D, so it is for looking inside.
+        Calls the maps on the whole sequence, so it is for looking inside.
 
         Args:
             xs_pad: As in :meth:`forward`.
@@ -203,22 +235,10 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             ``alpha`` and ``beta``, each (B, H, T) in at least float32. They sum to one
             over the real frames and are zero on padding.
         """
-        with torch.autocast(xs_pad.device.type, enabled=False):
-            x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
-            padding = None if mask is None else mask.eq(0)
-
-            def weights(frames: torch.Tensor, linear: torch.nn.Module) -> torch.Tensor:
-                scores = F.linear(frames, *affine(linear, x)).mT
-                return softmax_over_time(
-                    self.attention_head_size**-0.5 * scores, padding
-                )
-
-            query = F.linear(x, *affine(self.query, x))
-            key = F.linear(x, *affine(self.key, x))
-            alpha = weights(query, self.query_att)
-            heads = query.unflatten(2, (self.num_attention_heads, -1))
-            query_mean = torch.einsum("bht,bthd->bhd", alpha, heads).flatten(1)
-            beta = weights(key * query_mean.unsqueeze(1), self.key_att)
+        query, key = self.query(xs_pad), self.key(xs_pad)
+        alpha, query_mean = self._pool_heads(query, self.query_att(query), mask)
+        key = key * query_mean.to(key.dtype)
+        beta, _ = self._pool_heads(key, self.key_att(key), mask)
         return {"alpha": alpha, "beta": beta}
 
     def _project_heads(
@@ -252,7 +272,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         self, key_mean: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Fold transform(key_mean * q) into one map of q: W_t diag(k_bar) and b_t."""
-        with torch.autocast(key_mean.device.type, enabled=False):
+        with without_autocast(key_mean.device):
             weight, bias = affine(self.transform, key_mean)
             return weight * key_mean.unsqueeze(1), bias.expand(len(key_mean), 1, -1)
 
@@ -266,14 +286,37 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             Weight (B, D, D) and bias (B, 1, D).
         """
         gate, bias = self._fold_transform(key_mean)
-        with torch.autocast(key_mean.device.type, enabled=False):
+        with without_autocast(key_mean.device):
             weight, query_bias = affine(self.query, key_mean)
             bias = bias + (gate @ query_bias + query_bias).unsqueeze(1)
             return (gate @ weight).add_(weight), bias
 
 
+def softmax_pool(
+    x: torch.Tensor,
+    score_weight: torch.Tensor,
+    score_bias: torch.Tensor,
+    padding: torch.Tensor | None,
+) -> torch.Tensor:
+    """Sum x over time, weighted by softmaxes of linear functions of x.
+
+    Args:
+        x: (B, T, D).
+        score_weight: (B, H, D).
+        score_bias: (B or 1, H, 1).
+        padding: (B, 1, T), true on padding; None if there is none.
+
+    Returns:
+        (B, H, D); zero where all frames are padding.
+    """
+    if not is_traced():
+        return SoftmaxPool.apply(x, score_weight, score_bias, padding)
+    scores = torch.baddbmm(score_bias.mT, x, score_weight.mT).mT
+    return torch.bmm(softmax_over_time(scores, padding), x)
+
+
 class SoftmaxPool(torch.autograd.Function):
-    """Sums of x over time, weighted by softmaxes of linear functions of x.
+    """See :func:`softmax_pool`.
 
     The gradient of x is one matrix product, where that of each step apart would be two,
     and a sum of both.
@@ -281,18 +324,7 @@ class SoftmaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, score_weight, score_bias, padding):
-        """Pool over time.
-
-        Args:
-            ctx: What the gradient needs.
-            x: (B, T, D).
-            score_weight: (B, H, D).
-            score_bias: (B or 1, H, 1).
-            padding: (B, 1, T), true on padding; None if there is none.
-
-        Returns:
-            (B, H, D); zero where all frames are padding.
-        """
+        """Pool over time."""
         # With the long side of the product as its rows: twice as fast on a CPU.
         scores = torch.baddbmm(score_bias.mT, x, score_weight.mT).mT.contiguous()
         weights = softmax_over_time(scores, padding)
@@ -301,7 +333,7 @@ class SoftmaxPool(torch.autograd.Function):
         return torch.bmm(weights, x)
 
     @staticmethod
-    @once_differentiable
+    @gradient
     def backward(ctx, grad):
         """Return the gradients of x, score_weight and score_bias."""
         x, score_weight, weights = ctx.saved_tensors
@@ -329,20 +361,21 @@ def batched_linear(
     return torch.baddbmm(bias.to(x.dtype), x, weight.to(x.dtype).mT)
 
 
-def affine(
-    linear: torch.nn.Module, like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weight and bias of a linear map, in the dtype and device of ``like``.
+def is_plain_linear(linear: torch.nn.Module) -> bool:
+    """Return whether a call computes what weight and bias say, and nothing else."""
+    return (
+        type(linear) is torch.nn.Linear
+        and not has_hooks(linear)
+        and type(linear.weight) in (torch.Tensor, torch.nn.Parameter)
+        and type(linear.bias) in (torch.Tensor, torch.nn.Parameter)
+    )
 
-    Quantisation and low-rank adapters put modules of their own in the place of a
-    ``torch.nn.Linear``; what those compute is read off the basis vectors.
-    """
-    if type(linear) is torch.nn.Linear:
-        return linear.weight.to(like.dtype), linear.bias.to(like.dtype)
-    dtype = getattr(linear.weight, "dtype", torch.float32)
-    basis = torch.eye(linear.in_features, dtype=dtype, device=like.device)
-    bias = linear(torch.zeros_like(basis[:1])).to(like.dtype)
-    return (linear(basis).to(like.dtype) - bias).T, bias[0]
+
+def affine(
+    linear: torch.nn.Linear, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight and bias of a linear map, in the dtype of ``like``."""
+    return linear.weight.to(like.dtype), linear.bias.to(like.dtype)
 
 
 def softmax_over_time(

@@ -91,3 +91,14 @@ def test_lora_under_autocast_to_bfloat16():
     expected = adapted(x, mask)
     with torch.autocast("cpu", torch.bfloat16):
         assert_near(adapted(x.bfloat16(), mask), expected, 0.02)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", MIXERS)
+def test_lora_in_bfloat16(name, training):
+    adapted = adapt(build(name)).float().train(training)
+    inputs = random_inputs(adapted, 2, 70, dtype=torch.float32)
+    mask = mask_of([70, 33], 70)
+    expected = adapted(*inputs, mask)
+    actual = adapted.bfloat16()(*(x.bfloat16() for x in inputs), mask)
+    assert_near(actual.float(), expected, 0.03)
