@@ -21,6 +21,7 @@ from espnet_fastformer.encoder.positional_encoding import (
     ScaledSinusoidalEncoding,
     SinusoidalEncoding,
 )
+from espnet_fastformer.layers.modes import has_hooks, is_traced
 
 SUBSAMPLING = {
     "conv1d1": Conv1dSubsampling1,
@@ -173,7 +174,8 @@ def subsample(
     """
     # In this order: a graph that looked at the length would hold for some only.
     if (
-        torch.compiler.is_compiling()
+        is_traced()
+        or has_hooks(embed)
         or torch.is_grad_enabled()
         or xs_pad.size(1) <= FRAMES_AT_ONCE
     ):
@@ -206,7 +208,7 @@ def check_lengths(embed: torch.nn.Module, ilens: torch.Tensor):
         embed: The input layer.
         ilens: Number of frames of each utterance (B,).
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         return
     shortest = int(ilens.min())
     is_short, limit = check_short_utt(embed, shortest)

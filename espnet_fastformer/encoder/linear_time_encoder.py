@@ -34,6 +34,7 @@ from espnet_fastformer.encoder.options import (
 )
 from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
 from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
+from espnet_fastformer.layers.modes import is_traced
 from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE, is_long
 from espnet_fastformer.layers.replacement import replace_layers
 
@@ -387,11 +388,7 @@ class LinearTimeEncoder(AbsEncoder):
             mask = ~masks
         x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
         olens = mask.squeeze(1).sum(1)
-        if (
-            masks is None
-            and not torch.compiler.is_compiling()
-            and int(ilens.min()) == xs_pad.size(1)
-        ):
+        if masks is None and not is_traced() and int(ilens.min()) == xs_pad.size(1):
             mask = None  # Every layer would copy its input to change nothing.
 
         chunk_size = self.decoding_chunk_size
@@ -564,7 +561,7 @@ class LinearTimeEncoder(AbsEncoder):
         if not self.training or self.layer_drop_rate == 0:
             return run(x, mask)
         is_dropped = torch.rand(1) < self.layer_drop_rate
-        if torch.compiler.is_compiling():
+        if is_traced():
             # A graph has no branches, so that it drops the block's output instead.
             out, mask = run(x, mask)
             return torch.where(is_dropped.to(x.device), x, out), mask

@@ -9,6 +9,7 @@ from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
 )
 
 from espnet_fastformer.layers.chunks import ChunkedLayer
+from espnet_fastformer.layers.modes import is_traced
 
 
 class SinusoidalEncoding(ChunkedLayer, PositionalEncoding):
@@ -39,7 +40,7 @@ class SinusoidalEncoding(ChunkedLayer, PositionalEncoding):
             (start,) = self.chunks.state(start)
             self.chunks.remember(start + x.size(1))
             return sinusoids(x.size(1), self.d_model, x.device, start).to(x.dtype)
-        if torch.compiler.is_compiling():
+        if is_traced():
             return sinusoids(x.size(1), self.d_model, x.device).to(x.dtype)
         self.extend_pe(x)
         return self.pe[:, : x.size(1)].to(x.dtype)

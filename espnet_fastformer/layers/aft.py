@@ -27,6 +27,7 @@ from espnet_fastformer.layers.chunks import (
     weigh_chunks,
 )
 from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.modes import is_exporting, without_autocast
 from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
 from espnet_fastformer.layers.weighted_sum import (
     Blocks,
@@ -103,8 +104,8 @@ class AFT(ChunkedLayer, torch.nn.Module):
             return self._forward_chunks(query, key, value, padding, self.chunks)
         blocks = self.blocks(key.size(1))
         sums = self._weigh(key, value, padding, blocks)
-        value_size = self.linear_v.out_features // self.heads
-        with torch.autocast(sums.device.type, enabled=False):
+        value_size = value.size(2) // self.heads
+        with without_autocast(sums.device):
             pooled = [
                 divide(part, value_size) for part in self.sum_over_keys(sums, blocks)
             ]
@@ -122,7 +123,7 @@ class AFT(ChunkedLayer, torch.nn.Module):
         chunks: Chunks,
     ) -> torch.Tensor:
         key, value = self.linear_k(key), self.linear_v(value)
-        with torch.autocast(key.device.type, enabled=False):
+        with without_autocast(key.device):
             frames = weigh_chunks(key, value, padding, self.heads, chunks)
             sums = self.sum_over_chunks(frames, chunks).flatten(0, 1)
             pooled = divide(sums, value.size(2) // self.heads)
@@ -206,7 +207,7 @@ class AFT(ChunkedLayer, torch.nn.Module):
             float32. They sum to one over the real frames and are zero on padding.
         """
         key = self.linear_k(key)
-        with torch.autocast(key.device.type, enabled=False):
+        with without_autocast(key.device):
             padding = None if mask is None else mask.eq(0).mT
             weights = key_weights(key, greatest_key(key, padding), padding)
             least = torch.finfo(weights.dtype).tiny  # Padding alone sums to zero.
@@ -309,28 +310,28 @@ class AFTFull(AFT):
 
     def espnet_initialization_fn(self):
         """Initialise a dense bias to one; a factorised one does it by itself."""
-        if isinstance(self.position_bias, torch.nn.Parameter):
+        if not (self.simple or isinstance(self.position_bias, FactorizedBias)):
             torch.nn.init.ones_(self.position_bias)
 
     def sum_over_keys(
         self, sums: torch.Tensor, blocks: Blocks
     ) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
+        if is_exporting():
+            yield self._sum_any_length(sums)
+            return
         frames = sums.size(2)
         near = min(frames, self.max_len)
-        if torch.compiler.is_exporting():
-            yield self._sum_any_length(sums)
-        elif frames == near:
+        if frames == near:
             bias = self._bias(frames, sums.dtype)
             yield weighted_sum(bias[None, None], sums, blocks)
         else:
-            # The pairs without a bias share one weight, exp(0), in each row.
-            bias = self._bias(near, sums.dtype)
-            bias_weights, rest_weight = exp_bias(bias, has_rest=True)
+            # All keys without a bias are as one whose bias is zero.
+            bias = F.pad(self._bias(near, sums.dtype), (0, 1))
             rest = sums[:, :, near:].sum(2, keepdim=True)
-            biased = torch.matmul(bias_weights, sums[:, :, :near]) + rest_weight * rest
-            unbiased = sums[:, :, :near].sum(2, keepdim=True) + rest
-            unbiased = unbiased.expand(-1, -1, frames - near, -1)
+            keys = torch.cat([sums[:, :, :near], rest], dim=2)
+            biased = weighted_sum(bias[None, None], keys, Blocks(near, near))
+            unbiased = keys.sum(2, keepdim=True).expand(-1, -1, frames - near, -1)
             yield torch.cat([biased, unbiased], dim=2)
 
     def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
@@ -353,9 +354,11 @@ class AFTFull(AFT):
         return torch.cat([biased, unbiased], dim=2)[:, :, :frames]
 
     def _bias(self, positions: int, dtype: torch.dtype) -> torch.Tensor:
-        if isinstance(self.position_bias, FactorizedBias):
-            return self.position_bias(positions, dtype)
-        return self.position_bias[:positions, :positions].to(dtype)
+        bias = self.position_bias
+        if isinstance(bias, FactorizedBias):
+            query, key = bias(positions, dtype)
+            return query @ key.T
+        return bias[:positions, :positions].to(dtype)
 
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
@@ -410,7 +413,7 @@ class AFTLocal(AFT):
 
     def espnet_initialization_fn(self):
         """Initialise a bias by offset; a factorised one does it by itself."""
-        if isinstance(self.position_bias, torch.nn.Parameter):
+        if not isinstance(self.position_bias, FactorizedBias):
             torch.nn.init.normal_(self.position_bias, std=0.01)
 
     def blocks(self, frames: int) -> Blocks:
@@ -421,18 +424,18 @@ class AFTLocal(AFT):
         self, sums: torch.Tensor, blocks: Blocks
     ) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
-        if isinstance(self.position_bias, torch.nn.Parameter):
-            bias = self.position_bias.to(sums.dtype)[None]
-            yield from sum_by_offsets(bias, sums, blocks)
+        bias = self.position_bias
+        if not isinstance(bias, FactorizedBias):
+            yield from sum_by_offsets(bias.to(sums.dtype)[None], sums, blocks)
         elif torch.compiler.is_exporting():
             raise ValueError(
                 "AFT-local with a factorized bias cannot be exported, but with "
                 "bias='offset'"
             )
         else:
-            factors = self.position_bias.factors(blocks.frames, sums.dtype)
-            bias = blocks.band_of_factors(*factors, self.radius)
-            yield from sum_by_blocks(bias, sums, blocks)
+            factors = bias(blocks.frames, sums.dtype)
+            band = blocks.band_of_factors(*factors, self.radius)
+            yield from sum_by_blocks(band, sums, blocks)
 
     def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
         """See :meth:`AFT.sum_over_chunks`."""
@@ -446,7 +449,8 @@ class AFTLocal(AFT):
     ) -> torch.Tensor:
         """See :meth:`AFT.position_bias_matrix`."""
         if isinstance(self.position_bias, FactorizedBias):
-            bias = self.position_bias(frames, dtype)
+            query, key = self.position_bias(frames, dtype)
+            bias = query @ key.T
             return bias.tril(self.radius).triu(-self.radius).unsqueeze(0)
         return matrix_of_offsets(self.position_bias.to(dtype)[None], frames)
 
@@ -550,32 +554,26 @@ class FactorizedBias(torch.nn.Module):
         torch.nn.init.normal_(self.query, std=0.01)
         torch.nn.init.normal_(self.key, std=0.01)
 
-    def factors(
+    def forward(
         self, frames: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return u and v of the first positions, each (frames, rank)."""
-        missing = max(0, frames - self.query.size(0))
         return tuple(
-            F.pad(factor[:frames].to(dtype), (0, 0, 0, missing))
+            F.pad(factor[:frames].to(dtype), (0, 0, 0, max(0, frames - len(factor))))
             for factor in (self.query, self.key)
         )
-
-    def forward(self, frames: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the bias of the first positions, (frames, frames)."""
-        query, key = self.factors(frames, dtype)
-        return query @ key.T
 
 
 def blocks_of_window(frames: int, radius: int) -> Blocks:
     """Return how time is cut for windows: not at all in an exported graph."""
-    return Blocks(frames, frames if torch.compiler.is_exporting() else radius)
+    return Blocks(frames, frames if is_exporting() else radius)
 
 
 def sum_by_offsets(
     bias: torch.Tensor, sums: torch.Tensor, blocks: Blocks
 ) -> Iterator[torch.Tensor]:
     """Sum as :meth:`AFT.sum_over_keys` with a bias (H, 2 * radius + 1) by offset."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         yield sum_by_filter(bias, sums)
     else:
         yield from sum_by_blocks(blocks.band_of_offsets(bias), sums, blocks)

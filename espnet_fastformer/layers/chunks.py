@@ -21,6 +21,7 @@ from espnet_fastformer.layers.weighted_sum import (
     NO_KEY,
     exp_bias,
     greatest_key,
+    product,
     weigh_values,
 )
 
@@ -255,7 +256,8 @@ def sum_over_chunks_by_offsets(
     near, far = exp_bias(_band(bias, size, reach), has_rest=True)
     # Of each chunk, what it contributes to the frames of its own and the next ones.
     near = near.unflatten(-1, (reach + 1, size)).transpose(1, 2).flatten(1, 2)
-    products = Sums(torch.matmul(near, frames.sums), frames.top)
+    out = product(near, frames.sums.flatten(0, 1))
+    products = Sums(out.unflatten(0, frames.top.shape[:2]), frames.top)
     parts = [
         Sums(part, products.top).part(reach - back, count)
         for back, part in enumerate(products.sums.split(size, dim=3))

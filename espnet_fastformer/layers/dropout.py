@@ -3,6 +3,8 @@
 import torch
 from torch.autograd.function import once_differentiable
 
+from espnet_fastformer.layers.modes import is_traced
+
 _LEVELS = 2**16
 
 
@@ -34,7 +36,7 @@ class Dropout(torch.nn.Dropout):
             not self.training
             or x.device.type != "cpu"
             or levels in (0, _LEVELS)
-            or torch.compiler.is_compiling()
+            or is_traced()
         ):
             return super().forward(x)
         return _Dropout.apply(x, levels)

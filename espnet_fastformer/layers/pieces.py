@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from espnet_fastformer.layers.modes import is_traced
+
 # Frames of which what a few maps hand on stays in the cache of a processor.
 FRAMES_AT_ONCE = 4096
 
@@ -13,7 +15,7 @@ def is_long(frames: int) -> bool:
 
     Gradients need all that lies between anyway, and compilers fuse by themselves.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_traced() or torch.is_grad_enabled():
         return False
     return frames > FRAMES_AT_ONCE
 

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from espnet_fastformer.layers.modes import gradient, is_traced
 from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE
 
 # exp(k) and exp(w) meet only in a matrix product, so each is shifted by its own
@@ -100,7 +101,7 @@ class Blocks:
         Returns:
             (H, 1, L, W), zero outside the band.
         """
-        if torch.compiler.is_compiling():  # A view as below would depend on the length.
+        if is_traced():  # A view as below would depend on the length.
             radius = bias.size(-1) // 2
             offset = self._offsets(bias.device)
             taps = bias[:, (offset + radius).clamp(0, 2 * radius)]
@@ -127,7 +128,7 @@ class Blocks:
         query = self.cut(F.pad(query, (0, 0, 0, missing)))
         key = F.pad(key, (0, 0, self.margin, self.margin + missing))
         windows = self.windows(key)
-        if torch.compiler.is_compiling():
+        if is_traced():
             # Else the compiler guards how the overlap is laid out.
             windows = windows.clone(memory_format=torch.contiguous_format)
         band = torch.matmul(query, windows.mT)
@@ -168,7 +169,7 @@ def weigh_values(
     )
     if padding is not None:
         padding = padding.unsqueeze(1)
-    if torch.compiler.is_compiling():
+    if is_traced():
         weights = key_weights(key, top, padding)
         return F.pad(
             torch.cat([weights * value, weights], dim=-1), (0, 0, before, after)
@@ -192,12 +193,20 @@ def weighted_sum(
     """
     has_rest = blocks.count > 1
     near, far = exp_bias(bias, has_rest)
-    if not torch.compiler.is_compiling():
+    if not is_traced():
         return _WeightedSum.apply(near, far, sums, blocks)
     out = _copying_matmul(near, blocks.windows(sums))
     if has_rest:
         out = out + far * _sum_of_rest(sums, blocks).unsqueeze(3)
     return out.flatten(2, 3)[:, :, : blocks.frames]
+
+
+def product(weights: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """Multiply (H, I, J) with sums (B, H, J, C), whose gradients no autocast rounds."""
+    if is_traced():
+        return torch.matmul(weights, sums)
+    rows = weights.size(1)
+    return _WeightedSum.apply(weights.unsqueeze(1), None, sums, Blocks(rows, rows))
 
 
 def weighted_sum_by_pieces(
@@ -231,7 +240,7 @@ def divide(sums: torch.Tensor, value_size: int) -> torch.Tensor:
     Returns:
         (B, T, H * V).
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         value, weight = sums[..., :value_size], sums[..., value_size:]
         return (value / weight.clamp(min=_LEAST_DENOMINATOR)).transpose(1, 2).flatten(2)
     return _Quotient.apply(sums, value_size).flatten(2)
@@ -376,7 +385,7 @@ class _WeightedSum(torch.autograd.Function):
         return out.flatten(2, 3)[:, :, : blocks.frames]
 
     @staticmethod
-    @once_differentiable
+    @gradient
     def backward(ctx, grad):
         """Return the gradients of near and sums; far has none, as exp_bias makes it."""
         near, far, sums = ctx.saved_tensors
@@ -442,7 +451,7 @@ def _matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     a GPU that costs less than to start many products.
     """
     batch, heads, count, _, channels = x.shape
-    if count > 1 and x.is_cuda:
+    if count > 1 and x.device.type != "cpu":
         return _copying_matmul(weights, x)
     out = x.new_empty(heads, batch, count, weights.size(2), channels).transpose(0, 1)
     for head, weight in enumerate(weights):
@@ -467,8 +476,15 @@ def _copying_matmul(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _matmul_of_all(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Multiply (B, H, N, I, C) with (B, H, N, J, C) over B and C: (H, N, I, J)."""
+    """Multiply (B, H, N, I, C) with (B, H, N, J, C) over B and C: (H, N, I, J).
+
+    Where windows overlap, a product for each utterance and head, without copies, is up
+    to 1.4 times as fast as one for all on a CPU. On a GPU it costs more to start them.
+    """
     _, heads, count, rows, _ = x.shape
+    if count == 1 or x.device.type != "cpu":
+        x, y = (z.permute(1, 2, 3, 0, 4).flatten(3).flatten(0, 1) for z in (x, y))
+        return torch.bmm(x, y.mT).unflatten(0, (heads, count))
     out = x.new_zeros(heads, count, rows, y.size(3))
     for x_of_heads, y_of_heads in zip(x, y, strict=True):
         for head in range(heads):
