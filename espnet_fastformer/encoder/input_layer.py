@@ -162,7 +162,8 @@ def subsample(
 
     It has no padding, so the pieces give the very frames of the whole; only the
     convolutions over all frames and channels are never there at once. A compiled or
-    exported graph keeps the plain call, as its length is not known.
+    exported graph keeps the plain call, as its length is not known, and so does a
+    layer with hooks, which the pieces would pass over.
 
     Args:
         embed: One of ``SUBSAMPLING``.

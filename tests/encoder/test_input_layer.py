@@ -82,10 +82,15 @@ def test_layers_that_do_not_subsample_see_one_frame():
 
 def test_pieces_are_for_long_inputs_at_inference(short_pieces):
     embed = build("conv1d3")
-    calls = []
-    embed.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    lengths = []
+    embed.conv.register_forward_hook(lambda _, x, y: lengths.append(x[0].size(2)))
     subsample(embed, *features([331]))
     with torch.no_grad():
-        subsample(embed, *features([331]))
         subsample(embed, *features([48]))
-    assert calls == [True, False]
+        assert lengths == [331, 48]
+        subsample(embed, *features([331]))
+        assert max(lengths[2:]) < 100
+        # The pieces call the layer's parts, and so pass over what hooks would do.
+        embed.register_forward_hook(lambda *_: None)
+        subsample(embed, *features([331]))
+        assert lengths[-1] == 331

@@ -100,12 +100,3 @@ def test_gradients_of_torch_func(name):
         torch.testing.assert_close(
             gradients[key], parameter.grad, rtol=1e-3, atol=1e-4, msg=key
         )
-
-
-@torch.no_grad()
-def test_hooks_of_the_input_layer_are_called_for_long_audio():
-    encoder = build("aft-simple")
-    calls = []
-    encoder.embed.register_forward_hook(lambda *_: calls.append(1))
-    encoder(*features([5000]))
-    assert calls
