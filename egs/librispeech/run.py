@@ -229,7 +229,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     from src.report import summarize
     from src.system import LibriSpeechSystem, lock
 
-    set_up_console(is_first=rank_zero_only.rank == 0)
     try:
         args = parse_asr_config(
             options.asr_config, [*overrides, "--token_type", options.token_type]
@@ -243,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Of a value: how options are given, which error() shows, does not matter.
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 
+    set_up_console(is_first=rank_zero_only.rank == 0)
     stages = [stage for stage in STAGES if stage in options.stages]
     exp_dir = Path(configs["training"].exp_dir)
     try:
