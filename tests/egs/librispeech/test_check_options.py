@@ -1,5 +1,6 @@
 """What is wrong with a config or a command is said at once, by its name."""
 
+import importlib
 import importlib.util
 import re
 
@@ -191,7 +192,7 @@ def test_wrong_decoding_config_is_named(error, tmp_path_factory, text, words):
 @pytest.mark.parametrize(
     "path", sorted(CONF_DIR.glob("train_*.yaml")), ids=lambda path: path.stem
 )
-def test_every_config_passes(main, path):
-    check = main.__globals__
-    args = check["parse_asr_config"](path)
-    check["check_asr_options"](args, path)
+def test_every_config_passes(monkeypatch, path):
+    monkeypatch.syspath_prepend(RECIPE_DIR)
+    args = importlib.import_module("src.espnet2_config").parse_asr_config(path)
+    importlib.import_module("src.check_options").check_asr_options(args, path)
