@@ -247,7 +247,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     exp_dir = Path(configs["training"].exp_dir)
     try:
         if rank_zero_only.rank == 0:
-            lock(exp_dir)
+            if options.num_nodes == 1:
+                lock(exp_dir)
             command = [sys.executable, *(sys.argv if argv is None else argv)]
             with (exp_dir / "commands.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{shlex.join(command)}\n")

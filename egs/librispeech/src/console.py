@@ -71,8 +71,8 @@ class ProgressBar(TQDMProgressBar):
             self.disable()
 
     def on_train_epoch_start(self, trainer: Trainer, *args) -> None:
-        """Name the epoch."""
-        super().on_train_epoch_start(trainer, *args)
+        """Start the bar of an epoch."""
+        self.train_progress_bar.reset(self.total_train_batches)
         epochs = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
         self.train_progress_bar.set_description(f"Epoch {epochs}")
 
