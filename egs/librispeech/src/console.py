@@ -84,7 +84,7 @@ class ProgressBar(TQDMProgressBar):
 
 
 class _Console(logging.StreamHandler):
-    """Write between progress bars, and each warning once."""
+    """Write between progress bars, and warnings of others once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,12 +92,12 @@ class _Console(logging.StreamHandler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
+        if record.name.startswith("src."):
+            return True
         if record.levelno <= logging.INFO:
             off_terminal = not sys.stderr.isatty()
             return bool(
-                record.name.startswith("src.")
-                or PROGRESS.match(message)
-                or (off_terminal and BATCHES.match(message))
+                PROGRESS.match(message) or (off_terminal and BATCHES.match(message))
             )
         # ESPnet3 logs an error before it raises it.
         if record.name == "py.warnings" or record.exc_info or message in self.said:
