@@ -17,26 +17,19 @@ A run that was stopped goes on where it was when the same command is given again
 from __future__ import annotations
 
 import argparse
-import logging
+import contextlib
+import io
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 from espnet2.utils.nested_dict_action import NestedDictAction
-from espnet3.utils.logging_utils import configure_logging
-from espnet3.utils.stages_utils import run_stages
-from lightning.pytorch.utilities import rank_zero_only
 
 RECIPE_DIR = Path(__file__).absolute().parent
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 sys.path.insert(0, str(RECIPE_DIR))
-
-from src.check_options import check_asr_options, check_run_options  # noqa: E402
-from src.configs import make_configs  # noqa: E402
-from src.espnet2_config import attends, parse_asr_config  # noqa: E402
-from src.system import LibriSpeechSystem  # noqa: E402
 
 STAGES = (
     "create_dataset",
@@ -47,6 +40,17 @@ STAGES = (
     "measure",
     "pack_model",
 )
+
+
+# Variables by which launchers tell a process its rank, and how many there are.
+LAUNCHERS = {
+    "RANK": "WORLD_SIZE",
+    "LOCAL_RANK": "WORLD_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+}
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -170,6 +174,36 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_launcher(
+    options: argparse.Namespace, environ: MutableMapping[str, str]
+) -> None:
+    """Make the ranks in the environment those of the processes that are asked for.
+
+    One process has none: what is there is left over, or of other runs of `srun -n4`.
+
+    Args:
+        options: Options of run.py.
+        environ: Environment, from which those ranks are removed.
+
+    Raises:
+        ValueError: The number of processes is another one than that of the options.
+    """
+    number = (options.ngpu or options.nproc) * options.num_nodes
+    torchrun = "TORCHELASTIC_RUN_ID" in environ
+    if number == 1 and not torchrun:
+        for name in {*LAUNCHERS, *LAUNCHERS.values()}:
+            environ.pop(name, None)
+    for rank, size in LAUNCHERS.items():
+        is_one_of_many = environ.get(rank, "0") != "0" or (torchrun and rank == "RANK")
+        if is_one_of_many and environ.get(size) != str(number):
+            raise ValueError(
+                f"{rank}={environ.get(rank)}, {size}={environ.get(size)} in the "
+                "environment: this is one of several processes, but --ngpu (or --nproc "
+                f"on a CPU) times --num_nodes is {number}. Give the numbers of those "
+                "that train together, or unset the variables"
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the stages that the command line asks for."""
     parser = get_parser()
@@ -177,51 +211,58 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.asr_config is None:
         options.asr_config = CONF_DIR / f"train_asr_ctc_{options.encoder}_small.yaml"
     try:
+        check_launcher(options, os.environ)
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+
+    # PyTorch and ESPnet take many seconds to import: not for --help or a wrong option.
+    with contextlib.redirect_stderr(io.StringIO()):
+        # Prints that it has failed to import what it can do without.
+        import espnet2.legacy.nets.pytorch_backend.transformer.attention  # noqa: F401
+    from espnet3.utils.logging_utils import configure_logging
+    from espnet3.utils.stages_utils import run_stages
+    from lightning.pytorch.utilities import rank_zero_only
+    from src.check_options import check_asr_options, check_run_options
+    from src.configs import make_configs
+    from src.console import USER_ERRORS, explain, set_up_console
+    from src.espnet2_config import default_search, parse_asr_config
+    from src.report import summarize
+    from src.system import LibriSpeechSystem, lock
+
+    try:
         args = parse_asr_config(
             options.asr_config, [*overrides, "--token_type", options.token_type]
         )
         check_run_options(options)
         check_asr_options(args, options.asr_config)
         if options.inference_config is None:
-            options.inference_config = CONF_DIR / f"decode_{_default_search(args)}.yaml"
+            options.inference_config = CONF_DIR / f"decode_{default_search(args)}.yaml"
         configs = make_configs(options, args, overrides, RECIPE_DIR)
     except (OSError, ValueError) as error:
-        parser.error(str(error))
+        # Of a value: how options are given, which error() shows, does not matter.
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
 
-    stages = list(options.stages)
-    if rank_zero_only.rank == 0:
-        command = shlex.join([sys.executable, *(sys.argv if argv is None else argv)])
-        commands = Path(configs["training"].exp_dir) / "commands.txt"
-        with commands.open("a", encoding="utf-8") as file:
-            file.write(f"{command}\n")
-    else:
-        # Lightning starts this command once more for every other GPU.
-        stages = [stage for stage in stages if stage == "train"]
-    _quieten_console(logging.INFO if rank_zero_only.rank == 0 else logging.WARNING)
-    system = LibriSpeechSystem(**{f"{role}_config": configs[role] for role in configs})
-    run_stages(system=system, stages_to_run=stages, log=configure_logging())
-
-
-def _default_search(args: argparse.Namespace) -> str:
-    if args.decoder == "transducer":
-        return "transducer"
-    return "asr" if attends(args) else "ctc"
-
-
-def _quieten_console(level: int) -> None:
-    """Leave the progress in sight; ESPnet3 logs everything to files as well."""
-
-    def is_progress(record: logging.LogRecord) -> bool:
-        if record.levelno > logging.INFO:
-            return record.name != "py.warnings"
-        return record.getMessage().startswith(("=== [", "epoch_summary"))
-
-    console = logging.StreamHandler()
-    console.setLevel(level)
-    console.addFilter(is_progress)
-    logging.basicConfig(
-        format="%(asctime)s %(message)s", handlers=[console], force=True
-    )
+    set_up_console(is_first=rank_zero_only.rank == 0)
+    stages = [stage for stage in STAGES if stage in options.stages]
+    exp_dir = Path(configs["training"].exp_dir)
+    try:
+        if rank_zero_only.rank == 0:
+            if options.num_nodes == 1:
+                lock(exp_dir)
+            command = [sys.executable, *(sys.argv if argv is None else argv)]
+            with (exp_dir / "commands.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{shlex.join(command)}\n")
+        else:
+            # Lightning starts this command once more for every other GPU.
+            stages = [stage for stage in stages if stage == "train"]
+        system = LibriSpeechSystem(
+            **{f"{role}_config": config for role, config in configs.items()}
+        )
+        run_stages(system=system, stages_to_run=stages, log=configure_logging())
+        if "measure" in stages:
+            print(summarize(exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0))
+    except USER_ERRORS as error:
+        sys.exit(f"{parser.prog}: {explain(error)}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(RECIPE_DIR), str(ROOT)]
 
 import run  # noqa: E402
-from src.study.jobs import StillRunningError  # noqa: E402
-from src.study.runner import Runner, StudyError, describe_command  # noqa: E402
 
 STAGES = ("speed", "train", "joined", "report")
 # Options of run.py that a study sets itself.
@@ -138,6 +136,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in OWN_OPTIONS:
         if getattr(recipe, name) != recipe_parser.get_default(name):
             parser.error(f"--{name} is what {options.study} is for")
+    # PyTorch and ESPnet take many seconds to import: not for --help or a wrong option.
+    from src.study.jobs import StillRunningError
+    from src.study.runner import Runner, StudyError, describe_command
+
     # Whoever ends this command ends the trainings with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -153,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for stage in STAGES:
             if stage in options.stages:
                 getattr(runner, stage)()
-    except (StillRunningError, StudyError) as error:
+    except (OSError, StillRunningError, StudyError) as error:
         raise SystemExit(f"study.py: {error}") from error
 
 

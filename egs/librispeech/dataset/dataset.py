@@ -66,7 +66,7 @@ class LibriSpeechDataset(BaseDataset):
         try:
             speech, _ = soundfile.read(utterance.audio, dtype="float32")
         except soundfile.SoundFileError as error:
-            raise RuntimeError(f"Cannot read {utterance.audio}: {error}") from error
+            raise OSError(f"Cannot read {utterance.audio}: {error}") from error
         item = {"speech": speech, "text": utterance.text}
         return {"utt_id": utterance.utt_id, **item} if self.with_utt_id else item
 

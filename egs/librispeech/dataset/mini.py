@@ -64,7 +64,7 @@ class MiniLibriSpeech:
         An interrupted download goes on where it stopped. The archives are removed.
 
         Raises:
-            RuntimeError: An archive is not the one that OpenSLR publishes.
+            OSError: An archive is not the one that OpenSLR publishes.
             ModuleNotFoundError: The download library is missing.
         """
         self.root.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class MiniLibriSpeech:
             md5 = hashlib.file_digest(file, "md5").hexdigest()
         if md5 != MD5[file_name]:
             path.unlink()
-            raise RuntimeError(
+            raise OSError(
                 f"{url} has MD5 {md5}, should have {MD5[file_name]}. The file was "
                 "removed: run again, or set base_url to a mirror of OpenSLR."
             )

@@ -208,7 +208,12 @@ def _link_average(exp_dir: Path, monitor: str) -> None:
         for path in exp_dir.glob(f"{prefix}*{suffix}")
     }
     if averages:
+        average = averages[max(averages)]
         link = exp_dir / "partial" / f"{monitor}.ave.pth"
         link.unlink(missing_ok=True)
-        link.symlink_to(averages[max(averages)].name)
+        try:
+            link.symlink_to(average.name)
+        except OSError:
+            # exFAT and many network drives have no links.
+            shutil.copyfile(average, link)
         link.replace(exp_dir / link.name)

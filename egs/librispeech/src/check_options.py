@@ -6,12 +6,14 @@ import argparse
 import copy
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from espnet2.tasks.abs_task import optim_classes, scheduler_classes
 from espnet2.tasks.asr import ASRTask
+from typeguard import TypeCheckError
 
 # Whole numbers, and the least of each.
 LEAST = {
@@ -53,11 +55,12 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
     _check_criteria(args, config)
     _check_batches(args, config)
     _check_scheduler(args, config)
-    _try("the model", config, _build_model, args)
-    optimizer = _try("optim_conf", config, _build_optimizer, args)
+    _try("the model", args, config, _build_model, args)
+    optimizer = _try("optim_conf", args, config, _build_optimizer, args)
     if args.scheduler is not None:
         scheduler = scheduler_classes[args.scheduler]
-        _try("scheduler_conf", config, scheduler, optimizer, **args.scheduler_conf)
+        conf = args.scheduler_conf
+        _try("scheduler_conf", args, config, scheduler, optimizer, **conf)
 
 
 def check_run_options(options: argparse.Namespace) -> None:
@@ -165,13 +168,32 @@ def _check_scheduler(args: argparse.Namespace, config: str | Path) -> None:
         )
 
 
-def _try(name: str, config: str | Path, build, *args: Any, **options: Any) -> Any:
+def _try(
+    name: str,
+    args: argparse.Namespace,
+    config: str | Path,
+    build: Callable[..., Any],
+    *positional: Any,
+    **options: Any,
+) -> Any:
+    """Build something, or say which option and file keep it from being built."""
     try:
-        return build(*args, **options)
+        return build(*positional, **options)
     except Exception as error:  # of ESPnet, typeguard and PyTorch, of any class
-        raise ValueError(
-            f"{name} in {config}: {type(error).__name__}: {error}"
-        ) from error
+        reason = str(error)
+        if not isinstance(error, (TypeError, TypeCheckError, ValueError)):
+            # Little more than the class tells what is wrong.
+            reason = f"{type(error).__name__}: {reason}"
+        # Python begins with the function: FastformerEncoder.__init__() got ...
+        reason = re.sub(r"^[\w.]+\(\) ", "", reason)
+        for option, conf in vars(args).items():
+            for key in conf if option.endswith("_conf") and conf else ():
+                if re.search(rf"""['"]{re.escape(key)}['"]""", reason):
+                    choice = getattr(args, option.removesuffix("_conf"), option)
+                    if "unexpected keyword" in reason:
+                        reason = f"{choice} has no such option"
+                    name = f"{option}: {key}"
+        raise ValueError(f"{name} in {config}: {reason}") from error
 
 
 def _build_model(args: argparse.Namespace) -> None:

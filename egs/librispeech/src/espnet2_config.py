@@ -266,6 +266,13 @@ def attends(args: argparse.Namespace) -> bool:
     return has_decoder and args.model_conf.get("ctc_weight") != 1.0
 
 
+def default_search(args: argparse.Namespace) -> str:
+    """Name the search of ``conf/decode_*.yaml`` that a model needs."""
+    if args.decoder == "transducer":
+        return "transducer"
+    return "asr" if attends(args) else "ctc"
+
+
 def kept_criteria(args: argparse.Namespace) -> list[Sequence[str]]:
     """Return the criteria that checkpoints can be kept by, the one to decode first.
 

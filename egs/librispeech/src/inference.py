@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from espnet3.components.data.collect_stats import CollectStatsRunner
+from espnet3.parallel import base_runner
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from tqdm import tqdm
+
+
+def _show_shards(shards, total: int, desc: str) -> tqdm:
+    # A single one is shown by its batches, below.
+    return tqdm(shards, total=total, desc=desc, disable=total == 1)
+
+
+base_runner.tqdm = _show_shards
 
 
 class _ProgressBar:
@@ -12,16 +21,20 @@ class _ProgressBar:
 
     @classmethod
     def _run_one_shard(cls, shard_id, items, env):
-        bar = tqdm(items, desc=cls.__name__, unit="batch", disable=None)
+        bar = tqdm(items, desc=cls.desc, unit="batch", disable=None)
         return super()._run_one_shard(shard_id, bar, env)
 
 
 class StatsRunner(_ProgressBar, CollectStatsRunner):
     """Runner of the ``collect_stats`` stage."""
 
+    desc = "collect statistics"
+
 
 class InferenceRunner(_ProgressBar, ASRInferenceRunner):
     """Runner of the ``infer`` stage."""
+
+    desc = "decode"
 
     def _run_parallel_dask(self, shards):
         # ESPnet3 starts a Dask cluster even for one local worker, which takes half a

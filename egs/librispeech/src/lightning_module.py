@@ -17,6 +17,7 @@ class SharedBatchModule(ESPnetLightningModule):
     ESPnet3 averages the gradients of all processes alike, although their shares may
     differ by an utterance, and logs the training loss of the first one. Here, as in
     ESPnet2, a loss counts by its number of utterances, and all of them are logged.
+    Epochs are counted from 1 in all that is logged, and in the names of checkpoints.
 
     Args:
         model: ESPnet's model.
@@ -32,6 +33,7 @@ class SharedBatchModule(ESPnetLightningModule):
         self, batch: tuple[list[str], dict[str, torch.Tensor]], batch_idx: int
     ) -> torch.Tensor | None:
         """Return the loss of the share, or None if there is none to learn from."""
+        self._log_epoch()
         loss = super().training_step(batch, batch_idx)
         if loss is None or not torch.distributed.is_initialized():
             return loss
@@ -40,6 +42,10 @@ class SharedBatchModule(ESPnetLightningModule):
         total = share.clone()
         torch.distributed.all_reduce(total)
         return loss * (torch.distributed.get_world_size() * share / total)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the epoch, which Lightning would count from 0."""
+        self._log_epoch()
 
     def on_train_epoch_end(self) -> None:
         """Step a scheduler that watches a criterion before ``last.ckpt`` is saved.
@@ -59,6 +65,9 @@ class SharedBatchModule(ESPnetLightningModule):
         """Step a scheduler that watches no criterion."""
         if metric is None:
             super().lr_scheduler_step(scheduler, metric)
+
+    def _log_epoch(self) -> None:
+        self.log("epoch", float(self.current_epoch + 1), batch_size=1)
 
     def _log_stats(
         self,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
+import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -69,6 +72,38 @@ def write_results(exp_dir: Path) -> str:
     return text
 
 
+def error_rates(exp_dir: Path) -> str:
+    """Return the tables of ``RESULTS.md``, or that there are none yet.
+
+    Args:
+        exp_dir: Directory of the experiment.
+    """
+    results = exp_dir / RESULTS
+    text = results.read_text(encoding="utf-8") if results.is_file() else ""
+    _, heading, tables = text.partition("### WER")
+    return f"{heading}{tables}".strip() or "The stage measure has not scored it."
+
+
+def summarize(exp_dir: Path, has_ctc: bool) -> str:
+    """Say how well a model does, where that is written, and how to use it.
+
+    Args:
+        exp_dir: Directory of the experiment, with ``RESULTS.md``.
+        has_ctc: Whether the model can be decoded greedily.
+    """
+    # Beside this Python, be its environment active or not.
+    program = shutil.which("espnet-fastformer") or str(
+        Path(sys.executable).with_name("espnet-fastformer")
+    )
+    command = [program, "transcribe", "--exp", str(exp_dir)]
+    if not has_ctc:
+        command += ["--beam_size", "10"]
+    return (
+        f"\n{error_rates(exp_dir)}\n\nResults: {exp_dir / RESULTS}\n"
+        f"Transcribe recordings with: {shlex.join(command)} FILE"
+    )
+
+
 def plot_training_curves(exp_dir: Path) -> None:
     """Draw what TensorBoard logged in all runs of a training into one picture.
 
@@ -94,7 +129,10 @@ def plot_training_curves(exp_dir: Path) -> None:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (title, names) in zip(axes, panels.items(), strict=True):
         for name in names:
-            axis.plot(*zip(*sorted(curves[name].items()), strict=True), label=name)
+            points = sorted(curves[name].items())
+            # A line of a single point is none.
+            marker = "o" if len(points) == 1 else None
+            axis.plot(*zip(*points, strict=True), marker=marker, label=name)
         axis.set(title=title, xlabel="update")
         axis.grid(alpha=0.3)
         axis.legend()

@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from espnet2.bin.tokenize_text import tokenize
+from espnet2.fileio.read_text import read_2columns_text
 from espnet2.main_funcs.pack_funcs import pack
+from espnet2.samplers.build_batch_sampler import build_batch_sampler
 from espnet3.components.data import collect_stats as collect_stats_module
 from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
@@ -33,7 +38,7 @@ from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import write_results
+from .report import error_rates, write_results
 from .tokenizer import gather_training_text
 
 logger = logging.getLogger(__name__)
@@ -49,8 +54,23 @@ class LibriSpeechSystem(ASRSystem):
     """
 
     def create_dataset(self, *args, **kwargs) -> None:
-        """Make or find the corpus, check it, and say what no training makes up for."""
+        """Make or find the corpus, check it and say what there is of it."""
         super().create_dataset(*args, **kwargs)
+        config = self.training_config
+        roles = {
+            "train": config.dataset.train,
+            "valid": config.dataset.valid,
+            "test": self.inference_config.dataset.test,
+        }
+        for role, datasets in roles.items():
+            for dataset in datasets:
+                utterances = _utterances(config, [dataset])
+                samples = sum(utterance.num_samples for utterance in utterances)
+                hours = samples / config.dataset.preprocessor.fs / 3600
+                logger.info(
+                    "%s: %s, %s utterances, %.2f hours",
+                    *(role, dataset.name, f"{len(utterances):,}", hours),
+                )
         self._compare_subsets()
 
     def _compare_subsets(self) -> None:
@@ -61,6 +81,18 @@ class LibriSpeechSystem(ASRSystem):
         for warning in compare_subsets(heard, others):
             logger.warning(warning)
 
+    def _require(self, stage: str, *files: str | Path) -> None:
+        """Raise FileNotFoundError if there is not yet what a stage makes."""
+        source = self.training_config.create_dataset
+        dataset_module = load_dataset_module(recipe_dir=self.training_config.recipe_dir)
+        if not dataset_module.DatasetBuilder().is_source_prepared(**source):
+            files, stage = [source.source_dir], "create_dataset"
+        for file in map(Path, files):
+            if not file.is_file():
+                raise FileNotFoundError(
+                    f"{file} is not there yet: run the stage {stage} first"
+                )
+
     def _has_tokenizer(self) -> bool:
         # The last file that either tokenizer writes.
         return (Path(self.training_config.tokenizer.save_path) / "tokens.txt").is_file()
@@ -68,6 +100,7 @@ class LibriSpeechSystem(ASRSystem):
     def train_tokenizer(self, *args, **kwargs) -> None:
         """Write ``tokens.txt``: characters, or byte pairs trained by SentencePiece."""
         self._reject_stage_args("train_tokenizer", args, kwargs)
+        self._require("create_dataset")
         config = self.training_config.tokenizer
         directory = Path(config.save_path)
         source = {k: v for k, v in config.text_builder.items() if k != "func"}
@@ -97,6 +130,7 @@ class LibriSpeechSystem(ASRSystem):
         """Collect the mean and variance of the features, and all lengths."""
         self._reject_stage_args("collect_stats", args, kwargs)
         config = self.training_config
+        self._require("train_tokenizer", config.model.token_list)
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
         for subset in subsets:
             utterances = _utterances(config, config.dataset[subset.name])
@@ -130,6 +164,13 @@ class LibriSpeechSystem(ASRSystem):
     def train(self, *args, **kwargs) -> None:
         """Train, from the last checkpoint if there is one."""
         self._reject_stage_args("train", args, kwargs)
+        config = self.training_config
+        self._require("train_tokenizer", config.model.token_list)
+        shapes = [
+            f"{config.stats_dir}/{name}/token_shape" for name in ("train", "valid")
+        ]
+        self._require("collect_stats", *shapes)
+        check_shared_memory(config)
         checkpoint = _last_checkpoint(self.exp_dir)
         _refuse_other_settings(self.training_config, checkpoint)
         if checkpoint is not None:
@@ -144,8 +185,7 @@ class LibriSpeechSystem(ASRSystem):
         self._reject_stage_args("infer", args, kwargs)
         config = self.inference_config
         checkpoint = Path(config.model.asr_model_file)
-        if not checkpoint.is_file():
-            raise FileNotFoundError(f"{checkpoint}: run the stage train first")
+        self._require("train", checkpoint)
         directory = Path(config.inference_dir)
         subsets = [directory / test.name for test in config.dataset.test]
         settings = OmegaConf.to_container(config, resolve=True)
@@ -163,10 +203,15 @@ class LibriSpeechSystem(ASRSystem):
         super().infer()
 
     def measure(self, *args, **kwargs) -> dict:
-        """Score the recognized text, write and print RESULTS.md."""
+        """Score the recognized text and write RESULTS.md."""
         self._reject_stage_args("measure", args, kwargs)
+        config = self.metrics_config
+        texts = [
+            f"{config.inference_dir}/{t.name}/text.scp" for t in config.dataset.test
+        ]
+        self._require("infer", *texts)
         results = super().measure()
-        print(write_results(Path(self.metrics_config.exp_dir)))
+        write_results(Path(config.exp_dir))
         # It is what these numbers have to be read with.
         self._compare_subsets()
         return results
@@ -174,6 +219,7 @@ class LibriSpeechSystem(ASRSystem):
     def pack_model(self, *args, **kwargs) -> Path:
         """Bundle the model with all that ESPnet needs to use it."""
         self._reject_stage_args("pack_model", args, kwargs)
+        self._require("train", self.publication_config.pack_model.files.asr_model_file)
         training_config, inference_config = self.training_config, self.inference_config
         # ESPnet3 bundles only what is below its recipe directory.
         self.training_config = copy.deepcopy(training_config)
@@ -182,6 +228,18 @@ class LibriSpeechSystem(ASRSystem):
         )
         # Without code of the recipe, the bundle needs nobody's trust.
         self.inference_config = copy.deepcopy(inference_config)
+        publication_config = self.publication_config
+        self.publication_config = copy.deepcopy(publication_config)
+        self.publication_config.pack_model.readme_context = {
+            "exp_tag": training_config.exp_tag,
+            "fs": training_config.dataset.preprocessor.fs,
+            "espnet": version("espnet"),
+            "version": espnet_fastformer.__version__,
+            "trained_on": ", ".join(
+                data.name for data in training_config.dataset.train
+            ),
+            "results": error_rates(self.exp_dir),
+        }
         self.inference_config.runner = {
             "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
         }
@@ -190,9 +248,68 @@ class LibriSpeechSystem(ASRSystem):
         finally:
             self.training_config = training_config
             self.inference_config = inference_config
+            self.publication_config = publication_config
         _write_requirement(bundle)
-        _pack_for_espnet2(bundle, bundle.with_name(f"{self.exp_dir.name}.zip"))
+        archive = bundle.with_name(f"{self.exp_dir.name}.zip")
+        _pack_for_espnet2(bundle, archive)
+        logger.info("packed: %s, %s", archive, bundle)
         return bundle
+
+
+def lock(exp_dir: Path) -> None:
+    """Keep other runs from this experiment until the process ends.
+
+    Raises:
+        ValueError: One is at work in it.
+    """
+    # Unlike those of flock, what is forked, and may outlive a kill, does not hold it.
+    file = os.open(exp_dir / ".running", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"{exp_dir} is in use by another run: wait for it, or give another "
+            "--exp_tag or --exp_dir"
+        ) from None
+
+
+def check_shared_memory(config: DictConfig, directory: str = "/dev/shm") -> None:
+    """Stop where the batches of the workers do not fit, which they wait for in vain.
+
+    Args:
+        config: Training config, with its statistics collected.
+        directory: Where the system keeps shared memory.
+
+    Raises:
+        ValueError: There is too little of it.
+    """
+    if not os.path.isdir(directory):
+        return
+    free = shutil.disk_usage(directory).free
+    for part in ("train", "valid"):
+        loader = config.dataloader[part].iter_factory
+        shapes = read_2columns_text(loader.batches.shape_files[0])
+        options = OmegaConf.to_container(loader.batches, resolve=True)
+        batches = build_batch_sampler(**options) if loader.num_workers else ()
+        # Of float32, as long as the longest utterance.
+        largest = max(
+            (
+                4 * len(batch) * max(int(shapes[key]) for key in batch)
+                for batch in batches
+            ),
+            default=0,
+        )
+        # Each worker prepares two batches, while one is trained on. All processes of a
+        # node together hold what one would.
+        needed = (2 * loader.num_workers + 1) * largest // config.num_nodes
+        if needed > free:
+            raise ValueError(
+                f"{directory}, where workers leave batches, has {free / 2**20:.0f} MB "
+                f"free, but --num_workers {loader.num_workers} needs up to "
+                f"{needed / 2**20:.0f} MB for the largest of them. Give Docker "
+                f"--shm-size={math.ceil(needed / 2**30)}g or --ipc=host, or run.py "
+                "--num_workers 0"
+            )
 
 
 def _utterances(
@@ -236,14 +353,15 @@ def _last_checkpoint(exp_dir: Path) -> Path | None:
     """Return the checkpoint that training goes on from, if there is one.
 
     Lightning writes a checkpoint, removes the one before, and then makes ``last.ckpt``
-    a link to the new one: a run that is stopped in between leaves no valid link. One
-    that is stopped while it writes leaves a piece of a file, which is removed here.
+    a link to the new one, or a copy where there are no links: a run that is stopped in
+    between leaves no valid link. One that is stopped while it writes leaves a piece of
+    a file, which is removed here.
     """
-    for path in exp_dir.glob("step*.ckpt"):
+    last = exp_dir / "last.ckpt"
+    for path in (*exp_dir.glob("step*.ckpt"), last):
         # The table of contents is at the end.
         if not zipfile.is_zipfile(path):
             path.unlink(missing_ok=True)
-    last = exp_dir / "last.ckpt"
     if last.exists():
         return last
     whole = exp_dir.glob("step*.ckpt")
@@ -375,15 +493,13 @@ def _write_requirement(bundle: Path) -> None:
     config.write_text(text, encoding="utf-8")
     meta["espnet-fastformer"] = espnet_fastformer.__version__
     OmegaConf.save(meta, bundle / "meta.yaml")
-    with (bundle / "README.md").open("a", encoding="utf-8") as readme:
-        readme.write("\n## Requirements\n\n```sh\npip install espnet-fastformer\n```\n")
 
 
 def _pack_for_espnet2(bundle: Path, archive: Path) -> None:
     """Pack what ``espnet.load`` and ``Speech2Text.from_pretrained`` read."""
     meta = OmegaConf.load(bundle / "meta.yaml")
     # ESPnet2 takes names from the working directory.
-    with contextlib.chdir(bundle):
+    with contextlib.chdir(bundle), contextlib.redirect_stdout(None):
         pack(
             files={"asr_model_file": meta.files.asr_model_file},
             yaml_files={"asr_train_config": meta.yaml_files.asr_train_config},

@@ -1,6 +1,7 @@
 """What the recipe's callbacks say and do."""
 
 import importlib
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -37,3 +38,18 @@ def test_schedule_of_another_length_is_warned_of(check_schedule, caplog):
     assert "Give --scheduler_conf total_steps=100" in caplog.text
     check_schedule(SimpleNamespace(max_steps=89))
     assert "Give --scheduler_conf max_steps=100" in caplog.text
+
+
+def test_average_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RECIPE_DIR)
+    callbacks = importlib.import_module("src.callbacks")
+
+    def refuse(*args, **options):
+        raise PermissionError("exFAT has no links")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    (tmp_path / "partial").mkdir()
+    for number in (1, 2):
+        (tmp_path / f"valid.acc.ave_{number}best.pth").write_text(str(number))
+        callbacks._link_average(tmp_path, "valid.acc")
+        assert (tmp_path / "valid.acc.ave.pth").read_text() == str(number)

@@ -137,7 +137,7 @@ def test_wrong_checksum_is_named(server, arguments, dataset_module):
     builder = dataset_module.DatasetBuilder()
     whole = server.files["dev-clean-2.tar.gz"]
     server.files["dev-clean-2.tar.gz"] = whole[:-1] + bytes([whole[-1] ^ 1])
-    with pytest.raises(RuntimeError, match=r"dev-clean-2\.tar\.gz has MD5"):
+    with pytest.raises(OSError, match=r"dev-clean-2\.tar\.gz has MD5"):
         builder.prepare_source(**arguments)
     assert not (arguments["source_dir"] / "dev-clean-2-test").exists()
     server.files["dev-clean-2.tar.gz"] = whole

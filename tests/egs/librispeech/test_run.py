@@ -1,6 +1,8 @@
 """The recipe as a whole, run as its users run it."""
 
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import espnet
@@ -40,7 +42,7 @@ def test_all_stages(an4_recipe, an4_corpus):
     for stage in STAGES:
         assert f"=== [DONE] stage: {stage} " in an4_recipe.output
     results = (exp_dir / "RESULTS.md").read_text()
-    assert results in an4_recipe.output
+    assert results[results.index("### WER") :] in an4_recipe.output
     assert str(RECIPE_DIR / "run.py") in results
     for rate in ("WER", "CER"):
         table = read_table(results, rate)
@@ -66,6 +68,44 @@ def test_all_stages(an4_recipe, an4_corpus):
     # After the check of the corpus, and beside the results.
     warning = f"{an4_corpus.valid}: 24.1% of the letters of its transcripts"
     assert an4_recipe.output.count(warning) == 2
+
+
+def test_console_says_what_users_need(an4_recipe, an4_corpus):
+    output = an4_recipe.output
+    assert "\r" not in output and "litlogger" not in output
+    for role, subset, number in (
+        ("train", an4_corpus.train, 4),
+        ("valid", an4_corpus.valid, 1),
+        ("test", an4_corpus.test, 2),
+    ):
+        assert f" {role}: {subset}, {number} utterances, 0.00 hours\n" in output
+    assert "epoch_summary:1epoch:" in output and "Epoch 0" not in output
+    results, transcribe = output.splitlines()[-2:]
+    assert results == f"Results: {an4_recipe.exp_dir / 'RESULTS.md'}"
+    command = shlex.split(transcribe.partition(": ")[2])
+    assert command[1:] == ["transcribe", "--exp", str(an4_recipe.exp_dir), "FILE"]
+    (audio,) = an4_corpus.source_dir.glob(f"{an4_corpus.valid}/*/*/*.sph")
+    subprocess.run([*command[:-1], audio], check=True)
+
+
+def test_epochs_are_counted_from_one(an4_recipe):
+    assert list(an4_recipe.exp_dir.glob("epoch1_step*_valid.acc.ckpt"))
+    assert set(an4_recipe.curves()["epoch"].values()) == {1.0}
+
+
+def test_packed_model_says_how_to_install_what_it_needs(an4_recipe):
+    text = (an4_recipe.exp_dir / "model_pack" / "README.md").read_text()
+    assert "pip install" in text and "espnet-fastformer" in text
+    assert "### WER" in text
+    assert "$" not in text and str(an4_recipe.root.parent) not in text
+
+
+@pytest.mark.parametrize(("stage", "first"), [("train", "train_tok"), ("infer", "tra")])
+def test_stage_that_comes_too_early_names_the_first(an4_corpus, tmp_path, stage, first):
+    recipe = Recipe(tmp_path, "fastformer", an4_corpus)
+    output = recipe.fail("--stages", "measure", stage)
+    assert f" is not there yet: run the stage {first}" in output.splitlines()[-1]
+    assert "Traceback" not in output
 
 
 def test_packed_model_recognizes_the_same(an4_recipe, an4_corpus, dataset_module):
@@ -139,7 +179,7 @@ def test_training_does_not_go_on_with_other_settings(an4_recipe):
     before = last.resolve().stat().st_mtime_ns
     options = ("--stages", "train", "--max_epoch", "2", "--num_workers", "0")
     output = an4_recipe.fail(*options, "--optim_conf", "lr=0.002")
-    message = f"ValueError: {last} was trained with other settings: "
+    message = f"run.py: {last} was trained with other settings: "
     assert f"{message}optimizer.lr (0.001 before, 0.002 now). Give" in output
     assert last.resolve().stat().st_mtime_ns == before
 
@@ -156,7 +196,7 @@ def test_training_of_an_earlier_version_does_not_go_on_with_another_model(an4_re
     output, _ = process.communicate()
     assert process.returncode == 1
     last = an4_recipe.exp_dir / "last.ckpt"
-    assert f"ValueError: {last} is of another model" in output
+    assert f"run.py: {last} is of another model" in output
     assert last.exists() and an4_recipe.timestamps() == before
     assert config_file.read_text() == config
     record.write_text(kept)

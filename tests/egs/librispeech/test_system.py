@@ -2,9 +2,13 @@
 
 import importlib
 import shutil
+import subprocess
+import sys
 
 import pytest
+import torch
 from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import OmegaConf
 
 from .conftest import RECIPE_DIR
 from .recipe import PREPARATION, Recipe
@@ -64,3 +68,48 @@ def test_first_process_alone_restores_the_config(system, tmp_path, monkeypatch, 
         config.write_text("new")
         raise RuntimeError("Error(s) in loading state_dict")
     assert config.read_text() == ("old" if rank == 0 else "new")
+
+
+@pytest.mark.parametrize(("samples", "workers"), [(10**15, 0), (16000, 4)])
+def test_batches_fit_into_shared_memory(system, tmp_path, samples, workers):
+    system.check_shared_memory(loaders(tmp_path, samples, workers), str(tmp_path))
+
+
+def test_too_little_shared_memory_is_named(system, tmp_path):
+    with pytest.raises(ValueError, match=r"--num_workers 1 needs .* --shm-size=\d+g"):
+        system.check_shared_memory(loaders(tmp_path, 10**15, 1), str(tmp_path))
+
+
+def loaders(directory, samples: int, workers: int):
+    shapes = directory / "speech_shape"
+    shapes.write_text(f"0 {samples}\n1 8000\n")
+    batches = {
+        "type": "unsorted",
+        "batch_size": 2,
+        "batch_bins": 1,
+        "shape_files": [str(shapes)],
+    }
+    part = {"iter_factory": {"num_workers": workers, "batches": batches}}
+    config = {"num_nodes": 1, "dataloader": {"train": part, "valid": part}}
+    return OmegaConf.create(config)
+
+
+def test_experiment_of_another_run_is_left_alone(system, tmp_path):
+    code = "import sys, src.system as s; s.lock(s.Path(sys.argv[1])); print(); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        cwd=RECIPE_DIR,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout.readline()
+    with pytest.raises(ValueError, match="is in use by another run"):
+        system.lock(tmp_path)
+    other.communicate(b"\n")
+    system.lock(tmp_path)
+
+
+def test_piece_of_a_copied_checkpoint_is_not_gone_on_from(system, tmp_path):
+    (tmp_path / "last.ckpt").write_bytes(b"PK")
+    torch.save({}, tmp_path / "step3.ckpt")
+    assert system._last_checkpoint(tmp_path) == tmp_path / "step3.ckpt"

@@ -1,0 +1,122 @@
+"""What a run says on its console, and before it starts."""
+
+import importlib
+import importlib.util
+import logging
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tqdm import tqdm
+
+from .conftest import RECIPE_DIR
+
+
+@pytest.fixture
+def console(monkeypatch):
+    monkeypatch.syspath_prepend(RECIPE_DIR)
+    return importlib.import_module("src.console")
+
+
+@pytest.mark.parametrize("program", ["run.py", "study.py"])
+def test_help_does_not_wait_for_pytorch(program):
+    code = (
+        "import runpy, sys\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    code = f"import sys; sys.argv = {[str(RECIPE_DIR / program), '--help']}\n{code}"
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    assert output.startswith("usage: ")
+    assert output.splitlines()[-1] == "False"
+
+
+@pytest.fixture(scope="module")
+def check_launcher():
+    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def check(environ, **numbers):
+        options = {"ngpu": None, "nproc": 1, "num_nodes": 1, **numbers}
+        module.check_launcher(SimpleNamespace(**options), environ)
+        return environ
+
+    return check
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "1"},
+        {"LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+    ],
+)
+def test_one_process_has_no_rank(check_launcher, environ):
+    assert check_launcher({"PATH": "", **environ}) == {"PATH": ""}
+
+
+@pytest.mark.parametrize(
+    ("environ", "numbers"),
+    [
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, {"nproc": 2}),
+        ({"SLURM_PROCID": "7", "SLURM_NTASKS": "8"}, {"ngpu": 4, "num_nodes": 2}),
+        ({"TORCHELASTIC_RUN_ID": "", "RANK": "0", "WORLD_SIZE": "2"}, {"ngpu": 2}),
+        # A batch job of SLURM that starts no other processes.
+        ({"SLURM_PROCID": "0"}, {"ngpu": 4}),
+    ],
+)
+def test_ranks_of_processes_that_train_together_stay(check_launcher, environ, numbers):
+    assert check_launcher(dict(environ), **numbers) == environ
+
+
+@pytest.mark.parametrize(
+    ("environ", "numbers"),
+    [
+        ({"RANK": "1"}, {"nproc": 2}),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, {"nproc": 2}),
+        ({"TORCHELASTIC_RUN_ID": "", "RANK": "0", "WORLD_SIZE": "4"}, {}),
+    ],
+)
+def test_ranks_of_other_processes_are_refused(check_launcher, environ, numbers):
+    with pytest.raises(ValueError, match="in the environment: this is one of several"):
+        check_launcher(environ, **numbers)
+
+
+def test_bars_are_lines_off_a_terminal(console, capsys):
+    with tqdm(range(3), desc="work", file=console._Lines(), mininterval=0) as bar:
+        for _ in bar:
+            pass
+    error = capsys.readouterr().err
+    assert error.endswith("\n") and "\r" not in error
+    assert all(line.startswith("work: ") for line in error.splitlines())
+    assert " 3/3 " in error.splitlines()[-1]
+
+
+def test_warning_is_said_once_and_error_without_traceback(console):
+    handler = console._Console()
+
+    def is_shown(level, message, **options):
+        record = logging.makeLogRecord(
+            {"name": "root", "levelno": level, "msg": message, **options}
+        )
+        return handler.filter(record)
+
+    assert is_shown(logging.WARNING, "Set decoder to none as ctc_weight==1.0")
+    assert not is_shown(logging.WARNING, "Set decoder to none as ctc_weight==1.0")
+    assert is_shown(logging.INFO, "=== [START] stage: train ===")
+    assert not is_shown(logging.INFO, "Tip: try installing litlogger")
+    error = (ValueError, ValueError(), None)
+    assert not is_shown(logging.ERROR, "Stage 'train' failed", exc_info=error)
+
+
+def test_error_of_a_worker_is_said_without_its_traceback(console):
+    message = (
+        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most "
+        'recent call last):\n  File "x.py", line 1\nOSError: Cannot read a.flac: no\n'
+    )
+    assert console.explain(OSError(message)) == "Cannot read a.flac: no"
