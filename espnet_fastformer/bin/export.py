@@ -15,11 +15,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from espnet_fastformer.bin.common import check_directory, ends_plainly
 from espnet_fastformer.bin.model_options import (
     add_model_options,
     check_model_options,
-    explain,
-    find_model,
+    load_by_options,
 )
 from espnet_fastformer.export.kinds import KINDS
 
@@ -46,7 +46,7 @@ def get_parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="default: that of the parameters with another suffix: "
+        help="default: that of the parameters, or of the archive, with another suffix: "
         + ", ".join(kind.suffix for kind in KINDS.values()),
     )
     parser.add_argument(
@@ -59,6 +59,7 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_plainly
 def main(cmd: Sequence[str] | None = None) -> int:
     """Export a model; return 1 if the file does not compute what the model does."""
     parser = get_parser()
@@ -75,16 +76,15 @@ def main(cmd: Sequence[str] | None = None) -> int:
     # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
     from espnet_fastformer.export.experiment import load_experiment
 
+    def load(config: Path, model_file: Path):
+        # An archive's files are gone afterwards.
+        place = args.exp if args.exp and args.exp.is_file() else model_file
+        output = args.output or place.with_suffix(suffix)
+        check_directory(parser, output.parent)
+        return load_experiment(config, model_file), output
+
+    model, output = load_by_options(parser, args, load)
     try:
-        config, model_file = find_model(args)
-        model = load_experiment(config, model_file)
-    except OSError as error:
-        parser.error(explain(error))
-    except ValueError as error:
-        parser.error(str(error))
-    output = args.output or model_file.with_suffix(suffix)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         difference = _write(output, args.format, model)
     except ModuleNotFoundError as error:
         parser.error(

@@ -8,14 +8,15 @@ aft the softmax of the keys over time (by channel, or by head) and the position 
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from espnet_fastformer.bin.common import check_directory, ends_plainly, reason, stem
 from espnet_fastformer.bin.model_options import (
     add_model_options,
     check_model_options,
-    explain,
-    find_model,
+    load_by_options,
 )
 
 
@@ -27,7 +28,11 @@ def get_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("audio", help="file that soundfile reads, of any sampling rate")
+    parser.add_argument(
+        "audio",
+        help="file that soundfile or ffmpeg reads, of any sampling rate, or - for "
+        "standard input",
+    )
     add_model_options(parser)
     parser.add_argument(
         "-o",
@@ -39,12 +44,13 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_plainly
 def main(cmd: Sequence[str] | None = None) -> int:
     """Draw the picture; return 1 if the audio or the picture fails, else 0."""
     parser = get_parser()
     args = parser.parse_args(cmd)
     check_model_options(parser, args)
-    output = args.output or Path(Path(args.audio).stem + ".png")
+    output = args.output or Path(stem(args.audio) + ".png")
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
@@ -52,6 +58,7 @@ def main(cmd: Sequence[str] | None = None) -> int:
     formats = FigureCanvasBase.get_supported_filetypes()
     if output.suffix[1:].lower() not in formats:
         parser.error(f"{output} must end in one of {', '.join(sorted(formats))}")
+    check_directory(parser, output.parent)
 
     # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
     from espnet_fastformer.inference.audio import AudioError, read_audio
@@ -63,19 +70,16 @@ def main(cmd: Sequence[str] | None = None) -> int:
         speech_volume,
     )
 
-    try:
-        model, train_args = load_model(*find_model(args))
-    except OSError as error:
-        parser.error(explain(error))
-    except ValueError as error:
-        parser.error(str(error))
+    model, train_args = load_by_options(parser, args, load_model)
     fs = sampling_rate(train_args)
     try:
         speech = read_audio(args.audio, fs)
         inspection = inspect_recording(model, speech, fs, speech_volume(train_args))
         figure = draw(inspection, model.encoder, Path(args.audio).name)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(output, dpi=120)
+        with warnings.catch_warnings():
+            # Of names in letters that the font has not.
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(output, dpi=120)
     except AudioError as error:
         print(f"cannot read {error}", file=sys.stderr)
         return 1
@@ -84,6 +88,10 @@ def main(cmd: Sequence[str] | None = None) -> int:
         return 1
     except ValueError as error:
         parser.error(str(error))
+    except (RuntimeError, MemoryError) as error:
+        print(f"cannot draw {args.audio}: {reason(error)}", file=sys.stderr)
+        return 1
+    print(f"wrote {output}", file=sys.stderr)
     return 0
 
 

@@ -8,6 +8,7 @@ and memory that grow linearly with it.
 """
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -16,11 +17,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from espnet_fastformer.bin.common import check_directory, ends_plainly, reason, stem
 from espnet_fastformer.bin.model_options import (
     add_model_options,
     check_model_options,
-    explain,
-    find_model,
+    load_by_options,
 )
 from espnet_fastformer.inference.formats import FORMATS, SUFFIXES
 
@@ -36,8 +37,9 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "audio",
         nargs="+",
-        help="files that soundfile reads (wav, flac, mp3, ogg, ...), of any sampling "
-        "rate; channels are mixed down",
+        help="files or pipes, - for standard input, that soundfile reads (wav, flac, "
+        "mp3, ogg, ...), or ffmpeg where it is installed (m4a, mp4, ...), of any "
+        "sampling rate; channels are mixed down",
     )
 
     add_model_options(parser)
@@ -94,7 +96,7 @@ def get_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=("float64", "float32", "bfloat16", "float16"),
         default="float32",
         help="of the encoder's products (default: float32)",
     )
@@ -108,11 +110,15 @@ def get_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_plainly
 def main(cmd: Sequence[str] | None = None) -> int:
-    """Transcribe the files; return 1 if one could not be read or written, else 0."""
+    """Transcribe the files; return 1 if there was one that could not be, else 0."""
     parser = get_parser()
     args = parser.parse_args(cmd)
     outputs = _check_options(parser, args)
+    if args.format == "json" and isinstance(sys.stdout, io.TextIOWrapper):
+        # As JSON is wherever it goes.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     logging.basicConfig(
         level=args.log_level,
         format="%(asctime)s (%(module)s:%(lineno)d) %(levelname)s: %(message)s",
@@ -121,29 +127,35 @@ def main(cmd: Sequence[str] | None = None) -> int:
     from espnet_fastformer.inference.audio import AudioError, duration, read_audio
 
     transcriber = _load_model(parser, args)
-    status = 0
-    durations = [duration(path) for path in args.audio]
+    status = 0 if len(outputs) == len(args.audio) else 1
+    durations = [duration(path) for path, _ in outputs]
+    word_times = args.word_times or args.format == "srt"
     bar_format = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     with tqdm(total=sum(durations), bar_format=bar_format, disable=None) as bar:
-        for path, output, seconds in zip(args.audio, outputs, durations, strict=True):
+        for (path, output), seconds in zip(outputs, durations, strict=True):
             bar.set_description(Path(path).name)
-            try:
-                speech = read_audio(path, transcriber.fs)
-            except AudioError as error:
-                bar.write(f"cannot read {error}", file=sys.stderr)
-                status = 1
-                continue
 
             def advance(share: float, seconds: float = seconds) -> None:
                 # The shares may add up to a little more than all.
                 bar.update(min(share * seconds, bar.total - bar.n))
 
-            word_times = args.word_times or args.format == "srt"
-            transcript = transcriber(speech, word_times, advance)
+            try:
+                speech = read_audio(path, transcriber.fs)
+                transcript = transcriber(speech, word_times, advance)
+            except Exception as error:  # of this file, whatever it is
+                if isinstance(error, AudioError):
+                    message = f"cannot read {error}"
+                else:
+                    message = f"cannot transcribe {path}: {_explain(error)}"
+                logging.debug("%s", path, exc_info=error)
+                bar.write(message, file=sys.stderr)
+                status = 1
+                continue
             content = FORMATS[args.format](path, transcript)
             if output is not None:
                 try:
                     _write(output, content)
+                    bar.write(f"wrote {output}", file=sys.stderr)
                 except OSError as error:
                     bar.write(f"cannot write {output}: {error}", file=sys.stderr)
                     status = 1
@@ -152,13 +164,17 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 lines = content.splitlines(keepends=True)
                 content = "".join(f"{path}\t{line}" for line in lines)
             bar.write(content, end="")
+            sys.stdout.flush()
     return status
 
 
 def _check_options(
     parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> list[Path | None]:
-    """Return the file to write for each of audio, None for standard output."""
+) -> list[tuple[str, Path | None]]:
+    """Return what is to be transcribed, and into which file: standard output if None.
+
+    What would overwrite the transcript of another file is named and left out.
+    """
     check_model_options(parser, args)
     if args.beam_size < 1:
         parser.error(f"--beam_size must be at least 1: {args.beam_size}")
@@ -173,15 +189,31 @@ def _check_options(
     if args.output_dir is None:
         if args.format == "srt" and len(args.audio) > 1:
             parser.error("--format srt needs --output_dir for more than one file")
-        return [None] * len(args.audio)
+        return [(path, None) for path in args.audio]
 
+    check_directory(parser, args.output_dir)
     sources: dict[Path, str] = {}
     for path in args.audio:
-        output = args.output_dir / (Path(path).stem + SUFFIXES[args.format])
+        output = args.output_dir / (stem(path) + SUFFIXES[args.format])
         if output in sources:
-            parser.error(f"{sources[output]} and {path} would both become {output}")
-        sources[output] = path
-    return list(sources)
+            print(
+                f"{sources[output]} and {path} would both become {output}: the second "
+                "is left out; it needs another name or --output_dir",
+                file=sys.stderr,
+            )
+        sources.setdefault(output, path)
+    return [(path, output) for output, path in sources.items()]
+
+
+def _explain(error: Exception) -> str:
+    import torch
+
+    # PyTorch has no class of its own for a CPU's.
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        "allocate memory" in str(error)
+    ):
+        return f"{reason(error)} (--pooling_window 30 needs less memory)"
+    return reason(error)
 
 
 def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
@@ -192,9 +224,11 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
     has_gpu = torch.cuda.is_available()
     if args.ngpu == 1 and not has_gpu:
         parser.error("--ngpu 1: PyTorch finds no GPU")
-    try:
+
+    def load(config: Path, model_file: Path) -> Transcriber:
         transcriber = Transcriber(
-            *find_model(args),
+            config,
+            model_file,
             device="cuda" if has_gpu and args.ngpu != 0 else "cpu",
             dtype=args.dtype,
             pooling_window=args.pooling_window,
@@ -203,19 +237,17 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
         )
         if args.word_times or args.format == "srt":
             transcriber.check_word_times()
-    except OSError as error:
-        parser.error(explain(error))
-    except ValueError as error:
-        parser.error(str(error))
-    return transcriber
+        return transcriber
+
+    return load_by_options(parser, args, load)
 
 
 def _write(path: Path, content: str) -> None:
     """Write a file at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{os.getpid()}.part")  # However long the name is.
     try:
-        partial.write_text(content, encoding="utf-8")
+        # As in JSON: names of files may hold bytes that are no characters.
+        partial.write_text(content, encoding="utf-8", errors="backslashreplace")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.abs_normalize import AbsNormalize
 from espnet2.train.abs_espnet_model import AbsESPnetModel
+from torch.nn.functional import max_pool1d
 
 from espnet_fastformer.encoder.input_layer import receptive_field
 
@@ -14,6 +15,8 @@ FRAMES_AT_ONCE = 2000
 # Samples that every frontend takes: 0.1 s at the 16 kHz of pretrained ones, which fail
 # on less than their window and do not tell it.
 _SHORTEST = 1600
+# Of 16-bit audio, up and down: what dither adds to silence.
+_LAST_BIT = 2 / 2**15
 
 
 class TooShortError(ValueError):
@@ -27,11 +30,13 @@ class Recording(NamedTuple):
         samples: Samples (N,) at the volume of the training.
         feats: Output of the frontend (1, T, F).
         seconds_per_feature: From one feature to the next.
+        first_feature: Middle of the first feature in seconds.
     """
 
     samples: torch.Tensor
     feats: torch.Tensor
     seconds_per_feature: float
+    first_feature: float = 0.0
 
 
 def prepare_recording(
@@ -58,12 +63,35 @@ def prepare_recording(
             f"{len(samples) / fs:.2f} s of audio are too short: they give {frames} of "
             f"the {size} features that the encoder needs"
         )
-    if isinstance(model.frontend, DefaultFrontend):
-        seconds = model.frontend.hop_length / fs
-    else:
+    if not isinstance(model.frontend, DefaultFrontend):
         # Not all have a hop_length, and Whisper's is half of what it should be.
-        seconds = len(samples) / fs / frames
-    return Recording(samples, feats, seconds)
+        return Recording(samples, feats, len(samples) / fs / frames)
+    stft = model.frontend.stft
+    is_padded = stft is None or stft.center
+    first = 0.0 if is_padded else stft.n_fft / 2 / fs
+    return Recording(samples, feats, model.frontend.hop_length / fs, first)
+
+
+def find_sound(samples: torch.Tensor, fs: int) -> torch.Tensor:
+    """Tell where there is sound: more than the last bit of 16-bit audio.
+
+    A model says words of digital silence, which no training shows it.
+
+    Args:
+        samples: Samples (N,) between -1 and 1.
+        fs: Their sampling rate, in Hz.
+
+    Returns:
+        For each tenth of a second (ceil(10 N / fs),) whether there is sound within
+        half a second of it, as the tokens of CTC may come later than their sound.
+    """
+    block = fs // 10
+    if len(samples) == 0:
+        return samples.new_zeros(0, dtype=torch.bool)
+    ends = samples[-1:].expand(-len(samples) % block)
+    blocks = torch.cat([samples, ends]).view(-1, block)
+    is_sound = blocks.amax(1) - blocks.amin(1) > _LAST_BIT
+    return max_pool1d(is_sound[None].float(), 11, stride=1, padding=5)[0] > 0
 
 
 def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:

@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
+import math
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from espnet_fastformer.inference.transcript import Transcript, Word
 
 # What fits on a screen and can be read from it. A line is in columns.
 _LINE = 42
-_LINES = 2
+_SHORTEST_CUE = 1.0
 _LONGEST_CUE = 7.0
 _LONGEST_PAUSE = 0.8
 
@@ -34,46 +35,90 @@ def to_srt(name: str, transcript: Transcript) -> str:
     # Without spaces where the text has none, as in Chinese.
     said = "".join(word.word for word in transcript.words)
     space = "" if transcript.text == said else " "
-    cues = []
-    for number, words in enumerate(_cues(transcript.words, space), start=1):
-        start, end = _clock(words[0].start), _clock(words[-1].end)
-        text = "\n".join(_wrap(words, space))
-        cues.append(f"{number}\n{start} --> {end}\n{text}\n")
-    return "\n".join(cues)
+    cues = list(_cues(_pieces(transcript.words, space)))
+    starts = [*(cue[0].start for cue in cues), math.inf]
+    blocks = []
+    for number, (cue, next_start) in enumerate(
+        zip(cues, starts[1:], strict=True), start=1
+    ):
+        start = cue[0].start
+        end = min(max(cue[-1].end, start + _SHORTEST_CUE), next_start)
+        times = f"{_clock(start)} --> {_clock(min(end, start + _LONGEST_CUE))}"
+        blocks.append("\n".join([str(number), times, *_wrap(cue), ""]))
+    return "\n".join(blocks)
 
 
 FORMATS = {"text": to_text, "json": to_json, "srt": to_srt}
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt"}
 
 
-def _cues(words: Iterable[Word], space: str) -> Iterator[list[Word]]:
-    cue: list[Word] = []
+def _pieces(words: Iterable[Word], space: str) -> Iterator[Word]:
+    """Cut words that are longer than a line, and put a space after each word."""
     for word in words:
-        if cue and (
-            word.start - cue[-1].end > _LONGEST_PAUSE
-            or word.end - cue[0].start > _LONGEST_CUE
-            or len(_wrap([*cue, word], space)) > _LINES
-        ):
-            yield cue
-            cue = []
-        cue.append(word)
-    if cue:
-        yield cue
+        pieces = [""]
+        for character in word.word:
+            if _width(pieces[-1] + character) > _LINE:
+                pieces.append("")
+            pieces[-1] += character
+        seconds = (word.end - word.start) / len(pieces)
+        pieces[-1] += space
+        for index, piece in enumerate(pieces):
+            start = word.start + index * seconds
+            yield Word(piece, start, start + seconds)
 
 
-def _wrap(words: Iterable[Word], space: str) -> list[str]:
-    lines: list[str] = []
-    for word in words:
-        if lines and _width(line := lines[-1] + space + word.word) <= _LINE:
-            lines[-1] = line
-        else:
-            lines.append(word.word)
-    return lines
+def _cues(pieces: Iterable[Word]) -> Iterator[list[Word]]:
+    """Part a text at long pauses, and what is too much for a subtitle near its middle.
+
+    There, too, at the longest pause.
+    """
+    part: list[Word] = []
+    for piece in pieces:
+        if part and piece.start - part[-1].end > _LONGEST_PAUSE:
+            yield from _halves(part)
+            part = []
+        part.append(piece)
+    if part:
+        yield from _halves(part)
+
+
+def _halves(part: list[Word]) -> Iterator[list[Word]]:
+    is_short = part[-1].end - part[0].start <= _LONGEST_CUE
+    if len(part) == 1 or is_short and _wrap(part) is not None:
+        yield part
+        return
+    quarter = len(part) // 4
+    middle = max(
+        range(max(quarter, 1), len(part) - quarter),
+        key=lambda i: (
+            round(part[i].start - part[i - 1].end, 1),
+            -abs(i - len(part) / 2),
+        ),
+    )
+    yield from _halves(part[:middle])
+    yield from _halves(part[middle:])
+
+
+def _wrap(pieces: Sequence[Word]) -> list[str] | None:
+    """Return one line, or two that differ least in length; None if it takes more."""
+    words = [piece.word for piece in pieces]
+    width = _width(line := "".join(words).rstrip())
+    if width <= _LINE:
+        return [line]
+    if width > 2 * _LINE + 1:
+        return None
+    breaks = [
+        ["".join(words[:i]).rstrip(), "".join(words[i:]).rstrip()]
+        for i in range(1, len(words))
+    ]
+    lines = min(breaks, key=lambda lines: max(map(_width, lines)))
+    return lines if max(map(_width, lines)) <= _LINE else None
 
 
 def _width(text: str) -> int:
-    """Return the columns of a text; a Chinese character takes two."""
-    return sum(2 if unicodedata.east_asian_width(c) in "FW" else 1 for c in text)
+    """Return the columns of a text; a Chinese character takes two, an accent none."""
+    wide = sum(unicodedata.east_asian_width(c) in "FW" for c in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def _clock(seconds: float) -> str:

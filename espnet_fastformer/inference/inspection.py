@@ -63,12 +63,13 @@ def inspect_recording(
         )
     if model.frontend is None:
         raise ValueError("the model has no frontend, so that it takes no audio")
-    _, feats, seconds = prepare_recording(model, torch.from_numpy(speech), fs, volume)
+    _, feats, seconds, first = prepare_recording(
+        model, torch.from_numpy(speech), fs, volume
+    )
     size, stride = receptive_field(encoder.embed)
-    # Features are centred on multiples of their hop. The stride that is an output
-    # frame's own lies in the middle of what it sees.
+    # The stride that is an output frame's own lies in the middle of what it sees.
     spectrogram = _columns(feats.mT)
-    feature_span = (-seconds / 2, (feats.size(1) - 0.5) * seconds)
+    feature_span = (first - seconds / 2, first + (feats.size(1) - 0.5) * seconds)
     feats = normalize_features(model.normalize, feats)
     lengths = torch.tensor([feats.size(1)])
     if model.preencoder is not None:
@@ -89,7 +90,7 @@ def inspect_recording(
         spectrogram[0],
         feature_span,
         {name: weights[0] for name, weights in recorded.items()},
-        (start * seconds, end * seconds),
+        (first + start * seconds, first + end * seconds),
         frames.item(),
     )
 

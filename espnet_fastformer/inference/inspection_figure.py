@@ -11,6 +11,8 @@ from espnet_fastformer.layers.aft import AFT, AFTFull, AFTLocal, FactorizedBias
 
 # Positions of which a matrix of all pairs is shown.
 _POSITIONS = 1000
+# Characters of a title.
+_TITLE = 80
 _LABELS = {"alpha": "α", "beta": "β", "key_weights": "key weights"}
 
 
@@ -44,7 +46,14 @@ def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure
     )
     top = figure.add_subplot(grid[0, 0])
     _draw_image(top, inspection.features, inspection.feature_span, origin="lower")
-    top.set(title=title, ylabel="feature")
+    # Names of files may have dollars, which would be mathematics, and anything else.
+    title = "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in title
+    )
+    if len(title) > _TITLE:
+        title = f"{title[: _TITLE // 2]}…{title[-_TITLE // 2 :]}"
+    top.set_title(title, parse_math=False)
+    top.set_ylabel("feature")
 
     for row, (name, weights) in enumerate(inspection.weights.items(), start=1):
         module, _, kind = name.rpartition(".")

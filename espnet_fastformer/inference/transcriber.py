@@ -13,6 +13,7 @@ from typeguard import typechecked
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 from espnet_fastformer.inference.ctc import (
+    BLANK,
     WORDED,
     Span,
     collapse,
@@ -20,9 +21,11 @@ from espnet_fastformer.inference.ctc import (
     part_at_pauses,
     silent_tokens,
 )
+from espnet_fastformer.inference.experiment import read_config
 from espnet_fastformer.inference.features import (
     Recording,
     TooShortError,
+    find_sound,
     normalize_features,
     prepare_recording,
 )
@@ -35,7 +38,7 @@ from espnet_fastformer.inference.model import (
 from espnet_fastformer.inference.transcript import Transcript, Word
 from espnet_fastformer.inference.windows import encode_in_windows
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Output frames that meet the vocabulary at once.
 _FRAMES_AT_ONCE = 4096
 _SPACE = "<space>"
@@ -53,14 +56,14 @@ class Transcriber:
         asr_train_config: ``config.yaml`` of the training.
         asr_model_file: Parameters, ``*.pth``.
         device: Where to compute: ``cpu``, ``cuda``.
-        dtype: ``float32``, or the dtype of autocast in the encoder: ``bfloat16`` or
-            ``float16``.
+        dtype: ``float32`` or ``float64``, or the dtype of autocast in the encoder:
+            ``bfloat16`` or ``float16``.
         pooling_window: Seconds of audio over which the encoder sums; None for all of
             it. The encoder then runs over windows of this length that overlap by half,
             and the middle half of each is used.
         beam_size: 1 for greedy search in the CTC output, more for ESPnet's own
             search, whose cost is not linear and which finds no word times.
-        ctc_weight: Weight of the CTC output in ESPnet's search.
+        ctc_weight: Weight of the CTC output in ESPnet's search, if the model has one.
 
     Raises:
         ValueError: If the files make no model, or it does not fit the options.
@@ -88,11 +91,16 @@ class Transcriber:
         self.dtype = getattr(torch, dtype)
         self.pooling_window = pooling_window
         self.beam_size = beam_size
+        self._sample_dtype = torch.promote_types(self.dtype, torch.float32)
         with explaining_failure(asr_train_config, asr_model_file):
+            trained_with = read_config(asr_train_config).get("model_conf") or {}
+            if trained_with.get("ctc_weight") == 0.0:
+                ctc_weight = 0.0
             self.speech2text = Speech2Text(
                 asr_train_config,
                 asr_model_file,
                 device=device,
+                dtype=str(self._sample_dtype).removeprefix("torch."),
                 beam_size=beam_size,
                 ctc_weight=ctc_weight,
             )
@@ -159,34 +167,46 @@ class Transcriber:
         """Transcribe a recording.
 
         Args:
-            speech: Samples (N,) between -1 and 1, float32, of rate ``fs``.
+            speech: Samples (N,) between -1 and 1, of floats, of rate ``fs``.
             word_times: Whether to find when each word was said.
             progress: Called again and again with the share of the work that was done
                 since the last call.
 
         Returns:
             The transcript, empty (and a warning logged) if the recording is shorter
-            than what one output frame sees.
+            than what one output frame sees, or has no sound.
 
         Raises:
-            ValueError: If ``word_times`` cannot be had.
+            ValueError: If ``word_times`` cannot be had, or ``speech`` is anything else.
         """
         if word_times:
             self.check_word_times()
-        samples = torch.from_numpy(speech).to(self.device)
+        if speech.ndim != 1 or not np.issubdtype(speech.dtype, np.floating):
+            raise ValueError(
+                "speech must be samples (N,) of floats between -1 and 1, but it is "
+                f"{speech.dtype} {speech.shape}"
+            )
+        samples = torch.from_numpy(speech).to(self.device, self._sample_dtype)
+        has_sound = find_sound(samples, self.fs)
         try:
             recording = prepare_recording(self.model, samples, self.fs, self._volume)
         except TooShortError as error:
             logging.warning("%s", error)
+            return Transcript("", [] if word_times else None)
+        if not has_sound.any():
+            logging.warning("there is no sound, not even in the last bit of 16")
             return Transcript("", [] if word_times else None)
         if self.beam_size > 1:
             transcript = self._search(recording.samples)
             progress(1.0)
             return transcript
 
-        path = self.best_path(recording, progress).cpu()
-        spans = collapse(path, self._silent)
-        return self._spell(spans, word_times, recording.seconds_per_feature)
+        path = self.best_path(recording, progress)
+        frames = torch.arange(len(path), device=self.device)
+        tenths = (10 * self._seconds(recording, frames)).long()
+        path[~has_sound[tenths.clamp(max=len(has_sound) - 1)]] = BLANK
+        spans = collapse(path.cpu(), self._silent)
+        return self._spell(spans, word_times, recording)
 
     def best_path(
         self, recording: Recording, progress: Callable[[float], object]
@@ -214,7 +234,7 @@ class Transcriber:
             hidden = encode_in_windows(
                 model.encoder, feats, window, progress, **options
             )
-        hidden = hidden.float()
+        hidden = hidden.to(self._sample_dtype)
         path = [model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, dim=1)]
         return torch.cat(path)
 
@@ -226,34 +246,34 @@ class Transcriber:
         return Transcript(results[0][0].strip())
 
     def _spell(
-        self, spans: list[Span], word_times: bool, seconds_per_feature: float
+        self, spans: list[Span], word_times: bool, recording: Recording
     ) -> Transcript:
         ids2tokens = self.speech2text.converter.ids2tokens
         tokens2text = self.speech2text.tokenizer.tokens2text
         if self._space is not None:
-            pause = _PAUSE / (self._stride * seconds_per_feature)
+            pause = _PAUSE / (self._stride * recording.seconds_per_feature)
             spans = part_at_pauses(spans, self._space, pause)
         tokens = ids2tokens([span.token for span in spans])
         text = " ".join(tokens2text(tokens).split())
         if not word_times:
             return Transcript(text)
 
-        def seconds(frame: int) -> float:
-            # The stride that is an output frame's own lies in the middle of the
-            # features that it sees, and those are centred on multiples of their hop.
-            feature = frame * self._stride + (self._size - self._stride) / 2
-            return round(feature * seconds_per_feature, 3)
-
         words = [
             Word(
                 tokens2text(tokens[i] for i in indices).strip(),
-                seconds(spans[indices[0]].start),
-                seconds(spans[indices[-1]].end),
+                round(self._seconds(recording, spans[indices[0]].start), 3),
+                round(self._seconds(recording, spans[indices[-1]].end), 3),
             )
             for indices in group_words(tokens, self._token_type, _SPACE)
         ]
         return Transcript(text, [word for word in words if word.word])
 
+    def _seconds(self, recording: Recording, frame):
+        # The stride that is an output frame's own lies in the middle of the features
+        # that it sees.
+        feature = frame * self._stride + (self._size - self._stride) / 2
+        return recording.first_feature + feature * recording.seconds_per_feature
+
     def _autocast(self) -> torch.autocast:
-        enabled = self.dtype != torch.float32
+        enabled = self.dtype != self._sample_dtype
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)

@@ -1,8 +1,10 @@
+import contextlib
 import subprocess
 import sys
 
 import pytest
 import torch
+from espnet2.main_funcs.pack_funcs import pack
 
 from espnet_fastformer.bin import export, main
 from espnet_fastformer.export import formats, runtime
@@ -71,8 +73,23 @@ def test_a_file_of_no_numbers_is_not_written(
 def test_a_path_that_cannot_be_written_is_named(exp, tmp_path, capsys):
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "model.onnx"
-    assert run(exp, "--output", str(output)) == 1
-    assert f"{output} is not written: " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        run(exp, "--output", str(output))
+    assert caught.value.code == 2
+    assert f"cannot write to {output.parent}: " in capsys.readouterr().err
+
+
+def test_of_an_archive_the_file_is_written_beside_it(exp, tmp_path, capsys):
+    archive = tmp_path / "v1.2.zip"
+    with contextlib.chdir(exp.parent):
+        pack(
+            files={"asr_model_file": "exp/valid.cer_ctc.ave.pth"},
+            yaml_files={"asr_train_config": "exp/config.yaml"},
+            outpath=archive,
+        )
+    assert run(archive, "--format", "torch_export") == 0
+    assert f"\n{tmp_path / 'v1.2.pt2'}: posteriors" in capsys.readouterr().out
+    assert (tmp_path / "v1.2.pt2").stat().st_size
 
 
 def test_a_wrong_suffix_is_named_at_once():

@@ -1,6 +1,8 @@
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 import yaml
 
 from espnet_fastformer.bin import main, transcribe
+from espnet_fastformer.encoder.fastformer_encoder import FastformerEncoder
 from tests.inference.models import make_experiment, noise
 
 
@@ -66,13 +69,17 @@ def test_odd_recordings_have_a_text_or_an_error(exp, audio, capsys):
     out, err = capsys.readouterr()
     texts = dict(line.split("\t") for line in out.splitlines())
     assert list(texts) == names[:-1]
-    assert texts["clipped.wav"] and texts["loud.wav"] and not texts["short.wav"]
+    assert texts["clipped.wav"] and texts["loud.wav"]
+    assert not texts["short.wav"] and not texts["silent.wav"]
     assert err.splitlines()[-1] == (
         "cannot read nan.wav: it has infinite samples, or some that are no number"
     )
 
 
-def test_what_cannot_be_read_is_named_and_the_others_are_done(exp, audio, capsys):
+def test_what_cannot_be_read_is_named_and_the_others_are_done(
+    exp, audio, monkeypatch, capsys
+):
+    monkeypatch.setenv("PATH", "")  # without ffmpeg
     Path("samples.raw").write_bytes(Path("mono.wav").read_bytes())
     names = ["text.wav", "samples.raw", "mono.wav", "missing.flac", "mono.flac"]
     assert run(exp, "--format", "json", *names) == 1
@@ -80,7 +87,8 @@ def test_what_cannot_be_read_is_named_and_the_others_are_done(exp, audio, capsys
     done = [json.loads(line) for line in out.splitlines()]
     assert [content["audio"] for content in done] == ["mono.wav", "mono.flac"]
     assert err == (
-        "cannot read text.wav: Format not recognised.\n"
+        "cannot read text.wav: Format not recognised. ffmpeg, which reads more "
+        "formats, is not installed.\n"
         "cannot read samples.raw: raw samples do not tell their sampling rate; make "
         "it a WAV file, or rename it if it is one\n"
         "cannot read missing.flac: No such file or directory\n"
@@ -121,6 +129,109 @@ def test_a_file_for_each_recording(exp, audio, capsys):
     assert " ".join(said).split() == text.split()
 
 
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nat line 5"),
+            "CUDA out of memory. (--pooling_window 30 needs less memory)",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"),
+            "DefaultCPUAllocator: can't allocate memory: 5 bytes (--pooling_window 30 "
+            "needs less memory)",
+        ),
+        (MemoryError(), "MemoryError (--pooling_window 30 needs less memory)"),
+        (RuntimeError("of another kind"), "of another kind"),
+    ],
+)
+def test_an_error_of_the_model_ends_no_other_file(
+    error, words, exp, audio, monkeypatch, capsys
+):
+    def forward(encoder, feats, *args, **options):
+        if feats.size(1) > 400:
+            raise error
+        return whole(encoder, feats, *args, **options)
+
+    whole = FastformerEncoder.forward
+    monkeypatch.setattr(FastformerEncoder, "forward", forward)
+    soundfile.write("long.wav", noise(5), 16000)
+    assert run(exp, "mono.wav", "long.wav", "mono.flac") == 1
+    out, err = capsys.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == [
+        "mono.wav",
+        "mono.flac",
+    ]
+    assert err == f"cannot transcribe long.wav: {words}\n"
+
+
+def test_what_would_overwrite_another_transcript_is_left_out(exp, audio, capsys):
+    assert run(exp, "--output_dir", "out", "mono.wav", "mono.flac", "stereo.ogg") == 1
+    assert sorted(os.listdir("out")) == ["mono.txt", "stereo.txt"]
+    assert capsys.readouterr().err.splitlines() == [
+        "mono.wav and mono.flac would both become out/mono.txt: the second is left "
+        "out; it needs another name or --output_dir",
+        "wrote out/mono.txt",
+        "wrote out/stereo.txt",
+    ]
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.wav", "x" * 250 + ".wav"])
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_any_name(format, name, exp, audio, capsys):
+    name = os.fsdecode(name)
+    Path("mono.wav").rename(name)
+    options = ["--format", format, name]
+    assert run(exp, *options, "mono.flac") == 0
+    lines = capsys.readouterr().out.splitlines()
+    if format == "json":
+        assert json.loads(lines[0])["audio"] == name
+    assert len(lines) == 2
+    assert run(exp, *options, "--output_dir", "out") == 0
+    (written,) = Path("out").iterdir()
+    assert written.stem == name.removesuffix(".wav")
+    if format == "json":
+        assert json.loads(written.read_text())["audio"] == name
+
+
+def test_json_is_utf_8_and_text_is_escaped(exp, audio):
+    Path("mono.wav").rename("ä漢𝄞.wav")
+    run = "from espnet_fastformer.bin.transcribe import main; import sys; main()"
+    for format in ("json", "text"):
+        files = ["--format", format, "ä漢𝄞.wav", "mono.flac"]
+        done = subprocess.run(
+            [sys.executable, "-c", run, "--exp", str(exp), "--ngpu", "0", *files],
+            env={**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+        )
+        first, _ = done.stdout.splitlines()
+        if format == "json":
+            assert json.loads(first.decode())["audio"] == "ä漢𝄞.wav"
+        else:
+            assert first.startswith(rb"\xe4\u6f22\U0001d11e.wav")
+
+
+def test_standard_input_and_pipes(exp, audio, monkeypatch, capsys):
+    run(exp, "mono.wav")
+    text = capsys.readouterr().out
+    with subprocess.Popen(["cat", "mono.flac"], stdout=subprocess.PIPE) as cat:
+        pipe = f"/dev/fd/{cat.stdout.fileno()}"
+        assert run(exp, "--output_dir", "out", pipe) == 0
+    (written,) = Path("out").iterdir()
+    assert written.read_text() == text
+    script = "from espnet_fastformer.bin.main import main; import sys; sys.exit(main())"
+    command = ["transcribe", "--exp", str(exp), "--ngpu", "0"]
+    for name in ("-", "/dev/stdin"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *command, "--output_dir", "out", name],
+            input=Path("mono.wav").read_bytes(),
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert Path("out/stdin.txt").read_text() == text
+        Path("out/stdin.txt").unlink()
+
+
 def test_nothing_is_half_written(exp, audio, monkeypatch, capsys):
     Path("out").mkdir()
     Path("out/mono.txt").write_text("what was there")
@@ -157,10 +268,6 @@ def test_model_options(exp, audio, capsys):
         (["--exp", "EXP", "--beam_size", "4", "--word_times", "a.wav"], "--word_times"),
         (["--exp", "EXP", "--pooling_window", "-1", "a.wav"], "pooling_window"),
         (["--exp", "EXP", "--pooling_window", "inf", "a.wav"], "pooling_window"),
-        (
-            ["--exp", "EXP", "--output_dir", "out", "b/a.wav", "c/a.flac"],
-            "b/a.wav and c/a.flac would both become out/a.txt",
-        ),
     ],
 )
 def test_wrong_options_are_named(args, words, exp, capsys):
@@ -179,6 +286,21 @@ def test_missing_statistics_are_explained(audio, exp, capsys):
         run(exp, "--asr_train_config", "config.yaml", "mono.wav")
     assert "s.npz" in (error := capsys.readouterr().err)
     assert "training was started" in error
+
+
+def test_what_the_options_name_is_explained_by_nothing_else(audio, exp, capsys):
+    Path("empty").mkdir()
+    for options, words in (
+        (["--exp", "nowhere"], "nowhere/config.yaml: No such file or directory\n"),
+        (["--exp", "empty"], "empty has no config.yaml, as experiments have, and no "),
+        (["--exp", str(exp), "--asr_model_file", "a.pth"], "error: a.pth: No such"),
+        (["--exp", str(exp), "--asr_train_config", "a.yaml"], "error: a.yaml: No such"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            transcribe.main([*options, "mono.wav"])
+        assert caught.value.code == 2
+        error = capsys.readouterr().err
+        assert words in error and "training was started" not in error
 
 
 @pytest.mark.parametrize(

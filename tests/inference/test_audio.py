@@ -1,3 +1,10 @@
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 import soundfile
@@ -38,6 +45,92 @@ def test_every_format_rate_and_number_of_channels(suffix, fs, channels, tmp_path
     assert np.corrcoef(spectra)[0, 1] > 0.8
 
 
+@pytest.mark.parametrize("format", sorted({*soundfile.available_formats()} - {"RAW"}))
+def test_whatever_soundfile_reads(format, tmp_path):
+    for subtype in soundfile.available_subtypes(format):
+        path = tmp_path / f"{subtype}.{format.lower()}"
+        try:
+            soundfile.write(path, tones(0.5, 8000), 8000, subtype, format=format)
+            samples, fs = soundfile.read(path, dtype="float32")
+        except soundfile.LibsndfileError:  # It cannot write this, or not read it.
+            continue
+        expected = soxr.resample(samples, fs, FS)
+        np.testing.assert_allclose(read_audio(path, FS), expected, atol=1e-6)
+
+
+def test_a_pipe(tmp_path):
+    soundfile.write(tmp_path / "tone.flac", tones(2.5, FS), FS)
+    content = (tmp_path / "tone.flac").read_bytes()
+    source, target = os.pipe()
+    writer = threading.Thread(target=os.fdopen(target, "wb").write, args=[content])
+    writer.start()
+    path = f"/dev/fd/{source}"
+    assert duration(path) == 0.0
+    speech = read_audio(path, FS)
+    writer.join()
+    os.close(source)
+    np.testing.assert_array_equal(speech, read_audio(tmp_path / "tone.flac", FS))
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.wav")
+    soundfile.write(os.fsencode(path), tones(0.5, FS), FS)
+    assert duration(path) == 0.5
+    assert read_audio(path, FS).shape == (FS // 2,)
+
+
+# What is called as ffmpeg is and answers as it does, for machines without it: its
+# video is a file of soundfile's after the letters VIDEO.
+FFMPEG = f"""#!{sys.executable}
+import io, sys
+import soundfile
+name = sys.argv[sys.argv.index("-i") + 1].removeprefix("file:")
+content = open(name, "rb").read()
+if not content.startswith(b"VIDEO"):
+    sys.exit("Error opening input: Invalid data found when processing input")
+samples, fs = soundfile.read(io.BytesIO(content[5:]))
+sound = io.BytesIO()
+soundfile.write(sound, samples, fs, "FLOAT", format="AU")
+sys.stdout.buffer.write(sound.getvalue())
+"""
+
+
+@pytest.fixture
+def video(tmp_path, monkeypatch) -> Path:
+    """A file that ffmpeg alone reads: 2.5 s of two channels."""
+    soundfile.write(tmp_path / "tone.wav", tones(2.5, 44100, 2), 44100, "FLOAT")
+    path = tmp_path / "talk.mp4"
+    if shutil.which("ffmpeg"):
+        command = ["ffmpeg", "-v", "error", "-i", tmp_path / "tone.wav", path]
+        subprocess.run(command, check=True)
+    else:
+        path.write_bytes(b"VIDEO" + (tmp_path / "tone.wav").read_bytes())
+        program = tmp_path / "bin" / "ffmpeg"
+        program.parent.mkdir()
+        program.write_text(FFMPEG)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return path
+
+
+def test_what_ffmpeg_reads(video, tmp_path, monkeypatch, caplog):
+    speech = read_audio(video, FS)
+    expected = soxr.resample(tones(2.5, 44100, 2).mean(1), 44100, FS)
+    assert len(speech) == pytest.approx(len(expected), abs=0.1 * FS)
+    spectra = np.abs(np.fft.rfft([speech[:FS], expected[:FS]] * np.hanning(FS)))
+    assert np.corrcoef(spectra)[0, 1] > 0.8
+    assert duration(video) == 0.0
+    assert caplog.text == ""
+    (tmp_path / "text.mp4").write_text("no audio")
+    message = "text.mp4: ffmpeg: Error opening input.*: Invalid data"
+    with pytest.raises(AudioError, match=message):
+        read_audio(tmp_path / "text.mp4", FS)
+    monkeypatch.setenv("PATH", "")
+    message = "talk.mp4: Format not recognised. ffmpeg, .* is not installed"
+    with pytest.raises(AudioError, match=message):
+        read_audio(video, FS)
+
+
 def test_blocks_are_resampled_as_the_whole(tmp_path):
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 22050 + 17)
     soundfile.write(tmp_path / "noise.wav", noise.astype("float32"), 22050, "FLOAT")
@@ -52,7 +145,8 @@ def test_a_file_without_samples_is_no_error(tmp_path):
     assert read_audio(tmp_path / "empty8.wav", FS).shape == (0,)
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # without ffmpeg
     (tmp_path / "nothing.wav").touch()
     (tmp_path / "text.flac").write_text("no audio")
     whole = tmp_path / "whole.flac"
@@ -68,7 +162,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     for name, reason in {
         "missing.wav": "No such file or directory",
         ".": "Is a directory",
-        "nothing.wav": "Format not recognised",
+        "nothing.wav": "it is empty",
         "text.flac": "Format not recognised",
         "cut.flac": "lost sync",
         "cut.wav": "it ends early: 48,022 bytes that its header promises are missing",

@@ -60,6 +60,14 @@ def test_weights_lie_under_what_they_belong_to(input_layer, tmp_path):
     assert end == pytest.approx(2.005 - margin[input_layer], abs=0.04)
 
 
+def test_windows_that_begin_at_their_first_sample(tmp_path):
+    conf = {"n_fft": 512, "hop_length": 160, "n_mels": 20, "center": False}
+    shown = inspect_recording(load(tmp_path, frontend_conf=conf), noise(2), FS)
+    # The middle of the first is at 256 samples.
+    assert shown.feature_span[0] == pytest.approx(0.016 - 0.005)
+    assert shown.frame_span[0] == pytest.approx(0.016 - 0.005 + 0.02)
+
+
 def test_a_frontend_that_does_not_tell_its_hop(tmp_path):
     model = load(tmp_path, **CONVOLUTIONS)
     shown = inspect_recording(model, noise(2), FS)

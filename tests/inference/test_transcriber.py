@@ -173,6 +173,36 @@ def test_sampling_rate_is_the_frontends(tmp_path):
     assert 3 < words[-1].end <= 4
 
 
+def test_times_of_windows_that_begin_at_their_first_sample(exp, tmp_path):
+    conf = {"n_fft": 512, "hop_length": 160, "n_mels": 20, "center": False}
+    transcriber = build(make_experiment(tmp_path / "exp", frontend_conf=conf))
+    words = transcriber(noise(4), word_times=True).words
+    # The first of 7 features has its middle at 256 samples.
+    frames = (np.array([w.start for w in words]) - 0.02 - 0.016) / 0.03
+    np.testing.assert_allclose(frames, frames.round(), atol=0.02)
+
+
+def test_digital_silence_has_no_words(exp, exp_with_decoder, caplog):
+    silence = np.zeros(3 * FS, dtype="float32")
+    dither = np.random.default_rng(0).choice([-1, 0, 1], 3 * FS) / 2**15
+    for transcriber in (build(exp), build(exp_with_decoder, beam_size=2)):
+        for samples in (silence, silence + 0.1, dither):
+            caplog.clear()
+            assert transcriber(samples).text == ""
+            assert "there is no sound" in caplog.text
+        assert transcriber(noise(1) / 2**8).text
+    assert build(exp)(silence, word_times=True).words == []
+
+
+def test_digital_silence_within_a_recording_has_no_words(exp):
+    silence = np.zeros(4 * FS, dtype="float32")
+    speech = np.concatenate([silence, noise(2), silence, noise(2), silence])
+    words = build(exp)(speech, word_times=True).words
+    sounds = [(3.5, 6.5), (9.5, 12.5)]
+    said = [[w for w in words if a <= w.start and w.end <= b] for a, b in sounds]
+    assert all(said) and sum(said, []) == words
+
+
 def test_times_follow_the_sound(exp_without_far_influence):
     transcriber = build(exp_without_far_influence)
     delay = 30 * 3 * 160
@@ -218,6 +248,21 @@ def test_beam_search_is_espnets(exp_with_decoder):
         transcriber(speech, word_times=True)
 
 
+def test_beam_search_of_a_model_without_ctc(tmp_path):
+    attention = DECODER | {"model_conf": {"ctc_weight": 0.0}}
+    exp = make_experiment(tmp_path / "exp", **attention)
+    with pytest.raises(ValueError, match="no CTC output.*: use a larger beam_size"):
+        build(exp)
+    theirs = Speech2Text(
+        exp / "config.yaml",
+        exp / "valid.cer_ctc.ave.pth",
+        beam_size=3,
+        ctc_weight=0.0,
+    )
+    text = build(exp, beam_size=3)(noise(1)).text
+    assert text == theirs(noise(1))[0][0].strip() != ""
+
+
 @pytest.mark.parametrize("window", [None, 1.0])
 def test_progress_adds_up(window, exp_with_decoder):
     done = []
@@ -243,6 +288,24 @@ def test_half_precision(dtype, exp):
 
     same = best_path(dtype) == best_path("float32")
     assert len(same) == 99 and same.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_double_precision(beam_size, exp_with_decoder):
+    speech = noise(1)
+    single = build(exp_with_decoder, beam_size=beam_size)
+    double = build(exp_with_decoder, beam_size=beam_size, dtype="float64")
+    assert {p.dtype for p in double.model.parameters()} == {torch.float64}
+    assert single(speech.astype("float64")) == single(speech)
+    assert double(speech).text == single(speech).text
+
+
+@pytest.mark.parametrize(
+    "speech", [np.zeros(FS, "int16"), np.zeros((FS, 2), "float32"), np.zeros(())]
+)
+def test_what_are_no_samples_of_one_channel_is_named(speech, exp):
+    with pytest.raises(ValueError, match="speech must be samples .* it is (int|float)"):
+        build(exp)(speech)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 300, 900])
