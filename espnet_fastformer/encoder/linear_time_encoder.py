@@ -432,8 +432,6 @@ class LinearTimeEncoder(AbsEncoder):
         Raises:
             ValueError: If the encoder cannot stream, or the state does not fit.
         """
-        if self.no_streaming:
-            raise ValueError(self.no_streaming)
         size = self.block_size
         state = prev_states or self.initial_state(len(xs_pad))
         state.check(xs_pad, size)
@@ -459,7 +457,13 @@ class LinearTimeEncoder(AbsEncoder):
         return x, olens, state
 
     def initial_state(self, batch_size: int) -> StreamingState:
-        """Return the state of streams (B) that are at their beginning."""
+        """Return the state of streams (B) that are at their beginning.
+
+        Raises:
+            ValueError: If the encoder cannot stream.
+        """
+        if self.no_streaming:
+            raise ValueError(self.no_streaming)
         like = self.after_norm.weight
         field, _ = receptive_field(self.embed)
         features = like.new_zeros(batch_size, field, self._input_size)

@@ -17,6 +17,8 @@ FRAMES_AT_ONCE = 2000
 _SHORTEST = 1600
 # Of 16-bit audio, up and down: what dither adds to silence.
 _LAST_BIT = 2 / 2**15
+#: Tenths of a second within which :func:`find_sound` looks for it.
+SOUND_REACH = 5
 
 
 class TooShortError(ValueError):
@@ -91,7 +93,10 @@ def find_sound(samples: torch.Tensor, fs: int) -> torch.Tensor:
     ends = samples[-1:].expand(-len(samples) % block)
     blocks = torch.cat([samples, ends]).view(-1, block)
     is_sound = blocks.amax(1) - blocks.amin(1) > _LAST_BIT
-    return max_pool1d(is_sound[None].float(), 11, stride=1, padding=5)[0] > 0
+    near = max_pool1d(
+        is_sound[None].float(), 2 * SOUND_REACH + 1, stride=1, padding=SOUND_REACH
+    )
+    return near[0] > 0
 
 
 def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:
@@ -113,7 +118,7 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
     if type(frontend) is not DefaultFrontend or frontend.stft is None:
         if len(speech) < _SHORTEST:
             return speech.new_zeros(1, 0, frontend.output_size())
-        return _call(frontend, speech)
+        return call_frontend(frontend, speech)
     stft = frontend.stft
     hop = stft.hop_length
     before = stft.n_fft // 2 if stft.center else 0
@@ -121,8 +126,8 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
     frames = (len(speech) + 2 * before - stft.n_fft) // hop + 1
     if frames < 1 or len(speech) <= before:
         return speech.new_zeros(1, 0, frontend.output_size())
-    if not _is_framewise(frontend):
-        return _call(frontend, speech)
+    if not is_framewise(frontend):
+        return call_frontend(frontend, speech)
     # One frame more than the window needs, as what is mirrored must be longer than it.
     context = -(-before // hop) + 1
     pieces = []
@@ -130,7 +135,7 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
         stop = min(start + FRAMES_AT_ONCE, frames)
         first = max(start - context, 0)
         piece = speech[first * hop : (stop - 1) * hop + after]
-        pieces.append(_call(frontend, piece)[:, start - first : stop - first])
+        pieces.append(call_frontend(frontend, piece)[:, start - first : stop - first])
     return torch.cat(pieces, dim=1)
 
 
@@ -151,7 +156,8 @@ def normalize_features(normalize: AbsNormalize | None, feats: torch.Tensor):
     return normalize(feats.unsqueeze(2), lengths)[0].squeeze(2)
 
 
-def _is_framewise(frontend: DefaultFrontend) -> bool:
+def is_framewise(frontend: DefaultFrontend) -> bool:
+    """Return whether a feature depends on its own window alone."""
     enhancement = frontend.frontend
     return not (
         getattr(enhancement, "use_wpe", False)
@@ -159,6 +165,7 @@ def _is_framewise(frontend: DefaultFrontend) -> bool:
     )
 
 
-def _call(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:
+def call_frontend(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:
+    """Return the features (1, T, F) of samples (N,)."""
     lengths = torch.tensor([len(speech)], device=speech.device)
     return frontend(speech.unsqueeze(0), lengths)[0]

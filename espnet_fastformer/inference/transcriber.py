@@ -107,7 +107,7 @@ class Transcriber:
         self.model = self.speech2text.asr_model
         check_parameters(self.model, asr_model_file)
         self._check_model()
-        self._silent = silent_tokens(self.model)
+        self.silent = silent_tokens(self.model)
 
         args = self.speech2text.asr_train_args
         self._token_type = args.token_type
@@ -118,7 +118,7 @@ class Transcriber:
             else:
                 # As in Chinese, where nothing tells words apart: each character is one.
                 self._token_type = "word"
-        self._volume = speech_volume(args)
+        self.volume = speech_volume(args)
         #: Sampling rate in Hz.
         self.fs = sampling_rate(args)
         self._size, self._stride = receptive_field(self.model.encoder.embed)
@@ -181,15 +181,10 @@ class Transcriber:
         """
         if word_times:
             self.check_word_times()
-        if speech.ndim != 1 or not np.issubdtype(speech.dtype, np.floating):
-            raise ValueError(
-                "speech must be samples (N,) of floats between -1 and 1, but it is "
-                f"{speech.dtype} {speech.shape}"
-            )
-        samples = torch.from_numpy(speech).to(self.device, self._sample_dtype)
+        samples = self.to_samples(speech)
         has_sound = find_sound(samples, self.fs)
         try:
-            recording = prepare_recording(self.model, samples, self.fs, self._volume)
+            recording = prepare_recording(self.model, samples, self.fs, self.volume)
         except TooShortError as error:
             logging.warning("%s", error)
             return Transcript("", [] if word_times else None)
@@ -203,10 +198,23 @@ class Transcriber:
 
         path = self.best_path(recording, progress)
         frames = torch.arange(len(path), device=self.device)
-        tenths = (10 * self._seconds(recording, frames)).long()
+        tenths = (10 * self.seconds(recording, frames)).long()
         path[~has_sound[tenths.clamp(max=len(has_sound) - 1)]] = BLANK
-        spans = collapse(path.cpu(), self._silent)
-        return self._spell(spans, word_times, recording)
+        spans = collapse(path.cpu(), self.silent)
+        return self.spell(spans, word_times, recording)
+
+    def to_samples(self, speech: np.ndarray) -> torch.Tensor:
+        """Take samples (N,) of floats to the device and dtype of the frontend.
+
+        Raises:
+            ValueError: If they are anything else.
+        """
+        if speech.ndim != 1 or not np.issubdtype(speech.dtype, np.floating):
+            raise ValueError(
+                "speech must be samples (N,) of floats between -1 and 1, but it is "
+                f"{speech.dtype} {speech.shape}"
+            )
+        return torch.from_numpy(speech).to(self.device, self._sample_dtype)
 
     def best_path(
         self, recording: Recording, progress: Callable[[float], object]
@@ -230,7 +238,7 @@ class Transcriber:
             seconds_per_frame = self._stride * recording.seconds_per_feature
             window = max(round(self.pooling_window / seconds_per_frame), 1)
         options = {"ctc": model.ctc} if model.encoder.interctc_use_conditioning else {}
-        with self._autocast():
+        with self.autocast():
             hidden = encode_in_windows(
                 model.encoder, feats, window, progress, **options
             )
@@ -239,20 +247,35 @@ class Transcriber:
         return torch.cat(path)
 
     def _search(self, samples: torch.Tensor) -> Transcript:
-        with self._autocast():
+        with self.autocast():
             results = self.speech2text(samples)
         if isinstance(results, tuple):  # with the tokens of InterCTC layers
             results = results[0]
         return Transcript(results[0][0].strip())
 
-    def _spell(
+    def start_of_last_word(self, spans: list[Span], recording: Recording) -> int:
+        """Return the output frame in which the last word of tokens begins."""
+        spans = self._part_at_pauses(spans, recording)
+        tokens = self.speech2text.converter.ids2tokens([span.token for span in spans])
+        words = group_words(tokens, self._token_type, _SPACE)
+        return spans[words[-1][0]].start if words else spans[0].start
+
+    def pause(self, recording: Recording) -> float:
+        """Return the output frames of blank that no word contains."""
+        return _PAUSE / (self._stride * recording.seconds_per_feature)
+
+    def _part_at_pauses(self, spans: list[Span], recording: Recording) -> list[Span]:
+        if self._space is None:
+            return spans
+        return part_at_pauses(spans, self._space, self.pause(recording))
+
+    def spell(
         self, spans: list[Span], word_times: bool, recording: Recording
     ) -> Transcript:
+        """Write tokens as text, and as words with times."""
         ids2tokens = self.speech2text.converter.ids2tokens
         tokens2text = self.speech2text.tokenizer.tokens2text
-        if self._space is not None:
-            pause = _PAUSE / (self._stride * recording.seconds_per_feature)
-            spans = part_at_pauses(spans, self._space, pause)
+        spans = self._part_at_pauses(spans, recording)
         tokens = ids2tokens([span.token for span in spans])
         text = " ".join(tokens2text(tokens).split())
         if not word_times:
@@ -261,19 +284,21 @@ class Transcriber:
         words = [
             Word(
                 tokens2text(tokens[i] for i in indices).strip(),
-                round(self._seconds(recording, spans[indices[0]].start), 3),
-                round(self._seconds(recording, spans[indices[-1]].end), 3),
+                round(self.seconds(recording, spans[indices[0]].start), 3),
+                round(self.seconds(recording, spans[indices[-1]].end), 3),
             )
             for indices in group_words(tokens, self._token_type, _SPACE)
         ]
         return Transcript(text, [word for word in words if word.word])
 
-    def _seconds(self, recording: Recording, frame):
+    def seconds(self, recording: Recording, frame):
+        """Return the middle of an output frame, or of several, in seconds."""
         # The stride that is an output frame's own lies in the middle of the features
         # that it sees.
         feature = frame * self._stride + (self._size - self._stride) / 2
         return recording.first_feature + feature * recording.seconds_per_feature
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """Return the context that encoders are called in."""
         enabled = self.dtype != self._sample_dtype
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
