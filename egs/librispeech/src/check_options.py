@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from espnet2.tasks.abs_task import optim_classes, scheduler_classes
 from espnet2.tasks.asr import ASRTask
+from espnet2.train.abs_espnet_model import AbsESPnetModel
+
+from espnet_fastformer.inference.features import LEAST_SAMPLES, least_samples
 
 # Whole numbers, and the least of each.
 LEAST = {
@@ -35,12 +38,15 @@ CATEGORY_BATCHES = ("catbel", "catpow", "catpow_balance_dataset")
 TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
 
 
-def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
+def check_asr_options(args: argparse.Namespace, config: str | Path) -> int:
     """Check the values of ESPnet2's options, which it takes from a file as they are.
 
     Args:
         args: All options, of the file and the command line.
         config: The file.
+
+    Returns:
+        Samples that the encoder needs to give one frame.
 
     Raises:
         ValueError: One is of the wrong kind, or no model, optimizer or scheduler can
@@ -51,11 +57,12 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
     _check_criteria(args, config)
     _check_batches(args, config)
     _check_scheduler(args, config)
-    _try("the model", config, _build_model, args)
+    model = _try("the model", config, _build_model, args)
     optimizer = _try("optim_conf", config, _build_optimizer, args)
     if args.scheduler is not None:
         scheduler = scheduler_classes[args.scheduler]
         _try("scheduler_conf", config, scheduler, optimizer, **args.scheduler_conf)
+    return LEAST_SAMPLES if model is None else least_samples(model)
 
 
 def check_run_options(options: argparse.Namespace) -> None:
@@ -168,10 +175,10 @@ def _try(name: str, config: str | Path, build, *args: Any, **options: Any) -> An
         ) from error
 
 
-def _build_model(args: argparse.Namespace) -> None:
+def _build_model(args: argparse.Namespace) -> AbsESPnetModel | None:
     if args.frontend != "default":
         # Some download a model of their own, or have their own idea of a device.
-        return
+        return None
     args = copy.deepcopy(args)
     args.token_list = TOKENS
     # Its statistics are not there yet.
@@ -180,7 +187,7 @@ def _build_model(args: argparse.Namespace) -> None:
     logging.disable(logging.WARNING)
     try:
         with torch.device("meta"):
-            ASRTask.build_model(args)
+            return ASRTask.build_model(args)
     finally:
         logging.disable(disabled)
 
