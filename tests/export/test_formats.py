@@ -13,6 +13,7 @@ from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, feat
 
 # Alone and padded, as short as can be, and longer than aft_max_len after subsampling.
 BATCHES = ([61], [11], [900], [163, 120, 7], [350, 349])
+MVN = UtteranceMVN()
 METADATA_IN = {"token_list": ["<blank>", "é", "<sos/eos>"], "blank_id": 0}
 
 
@@ -21,7 +22,7 @@ def seed():
     torch.manual_seed(0)
 
 
-def make(name, normalize=UtteranceMVN(), **options) -> CTCEncoder:
+def make(name, normalize=MVN, **options) -> CTCEncoder:
     options |= {"aft_max_len": 50} if name == "aft-full" else {}
     return CTCEncoder(build(name, **options), CTC(11, 16), normalize).eval()
 
@@ -73,7 +74,7 @@ def test_torch_export(name, tmp_path):
 
 
 @pytest.mark.parametrize("format", KINDS)
-@pytest.mark.parametrize("normalize", [UtteranceMVN(), None], ids=["mvn", "none"])
+@pytest.mark.parametrize("normalize", [MVN, None], ids=["mvn", "none"])
 @torch.no_grad()
 def test_values_of_padding_do_not_matter(format, normalize, tmp_path):
     if format != "torch_export":
