@@ -68,9 +68,10 @@ def register() -> None:
     is left as it is and logged, once, as a warning of the logger
     `espnet_fastformer.registration`.
     """
-    # Before those that came later and look for modules themselves: import hooks.
-    if sys.meta_path[:1] != [_finder]:
-        sys.meta_path[:] = [_finder, *(f for f in sys.meta_path if f is not _finder)]
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    if not isinstance(sys.meta_path, _MetaPath):
+        sys.meta_path = _MetaPath(sys.meta_path)
     for module_name in (*HOLDERS_OF_ATTENTIONS, *REGISTRIES):
         if sys.modules.get(module_name) is not None:
             # Waits for a thread that has not finished importing the module.
@@ -148,6 +149,17 @@ def _warn_once(failure: str, error: Exception) -> None:
     import logging
 
     logging.getLogger(__name__).warning(message)
+
+
+class _MetaPath(list):
+    """`sys.meta_path` that has the finder below asked first, wherever it stands.
+
+    Import hooks, such as typeguard's, insert theirs at the front when they come, and
+    the first finder that finds a module keeps all others from it.
+    """
+
+    def __iter__(self):
+        return iter(sorted(super().__iter__(), key=lambda f: f is not _finder))
 
 
 class _ExtendingFinder:

@@ -16,6 +16,7 @@ import threading
 
 import pytest
 import torch
+import typeguard
 from espnet2.asr.encoder.transformer_encoder import TransformerEncoder
 
 import espnet_fastformer
@@ -194,16 +195,34 @@ def test_a_loader_without_exec_module_is_left_alone(task_path):
         assert type(import_task().__loader__) is OldLoader
 
 
-def test_registering_again_goes_before_import_hooks_that_came_later(task_path):
-    class Hook(importlib.abc.MetaPathFinder):
+def install_finder(package):
+    class Finder(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
             return importlib.machinery.PathFinder.find_spec(name, path, target)
 
+    sys.meta_path.insert(0, Finder())
+
+
+@pytest.mark.parametrize(
+    "install, loader",
+    [
+        (install_finder, "SourceFileLoader"),
+        (typeguard.install_import_hook, "TypeguardLoader"),
+    ],
+)
+def test_import_hooks_that_come_later(task_path, install, loader):
     write_task(task_path)
-    sys.meta_path.insert(0, Hook())
+    install("a_task")
+    task = import_task()
+    assert registered(task) == OURS
+    assert type(task.__loader__).__name__ == loader
+
+
+def test_other_finders_keep_their_place(task_path):
+    finder = FixedFinder(importlib.machinery.ModuleSpec("no_task", None))
+    sys.meta_path.insert(0, finder)
     register()
-    assert sys.meta_path.count(registration._finder) == 1
-    assert registered(import_task()) == OURS
+    assert sys.meta_path.pop(0) is finder
 
 
 def test_finders_without_find_spec_are_passed_over(task_path):

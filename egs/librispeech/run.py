@@ -234,10 +234,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             options.asr_config, [*overrides, "--token_type", options.token_type]
         )
         check_run_options(options)
-        check_asr_options(args, options.asr_config)
+        least_samples = check_asr_options(args, options.asr_config)
         if options.inference_config is None:
             options.inference_config = CONF_DIR / f"decode_{default_search(args)}.yaml"
-        configs = make_configs(options, args, overrides, RECIPE_DIR)
+        configs = make_configs(options, args, overrides, least_samples, RECIPE_DIR)
     except (OSError, ValueError) as error:
         # Of a value: how options are given, which error() shows, does not matter.
         parser.exit(2, f"{parser.prog}: error: {error}\n")

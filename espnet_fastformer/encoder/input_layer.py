@@ -1,5 +1,8 @@
 """From features or tokens to the first block's input, by ESPnet's own modules."""
 
+import logging
+import weakref
+
 import torch
 from espnet2.legacy.nets.pytorch_backend.transformer.embedding import (
     ConvolutionalPositionalEmbedding,
@@ -38,6 +41,9 @@ LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2
 # Features that are subsampled at once at inference, in frames: enough to be fast, and
 # few enough for the convolutions over them to stay small.
 FRAMES_AT_ONCE = 4096
+
+# Input layers that have met an utterance that was too short.
+_NAMED = weakref.WeakSet()
 
 POSITIONAL_ENCODING = {
     "abs_pos": SinusoidalEncoding,
@@ -199,24 +205,37 @@ def _convolve(conv: torch.nn.Sequential, xs_pad: torch.Tensor) -> torch.Tensor:
     return conv(xs_pad.unsqueeze(1)).transpose(1, 2).flatten(2)
 
 
-def check_lengths(embed: torch.nn.Module, ilens: torch.Tensor):
-    """Raise TooShortUttError if an utterance has no frame left after subsampling.
+def check_lengths(embed: torch.nn.Module, xs_pad: torch.Tensor, ilens: torch.Tensor):
+    """Name the first utterance of which subsampling leaves no frame, once in the log.
 
-    A compiled or exported graph does not look into ``ilens``: such an utterance has
-    length 0 in its output.
+    As in ESPnet's encoders, it goes on as one of length 0, and only a batch that is too
+    short as a whole raises. A compiled or exported graph does not look into ``ilens``.
 
     Args:
         embed: The input layer.
+        xs_pad: Features (B, T, F).
         ilens: Number of frames of each utterance (B,).
+
+    Raises:
+        TooShortUttError: If T is too short.
     """
     if is_traced():
         return
     shortest = int(ilens.min())
     is_short, limit = check_short_utt(embed, shortest)
-    if is_short:
-        raise TooShortUttError(
-            f"utterance {int(ilens.argmin())} of the batch has {shortest} frames and "
-            f"is too short for subsampling (it needs at least {limit} frames)",
+    if not is_short:
+        return
+    words = (
+        f"frames and is too short for subsampling (it needs at least {limit} frames)"
+    )
+    if xs_pad.size(1) < limit:
+        raise TooShortUttError(f"has {xs_pad.size(1)} {words}", xs_pad.size(1), limit)
+    if embed not in _NAMED:
+        _NAMED.add(embed)
+        logging.warning(
+            "utterance %d of a batch has %d %s: the encoder makes nothing of it. This "
+            "is logged once",
+            int(ilens.argmin()),
             shortest,
-            limit,
+            words,
         )

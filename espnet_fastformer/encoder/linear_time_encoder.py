@@ -368,7 +368,7 @@ class LinearTimeEncoder(AbsEncoder):
             None; of streams their state.
 
         Raises:
-            TooShortUttError: If subsampling leaves no frame of an utterance.
+            TooShortUttError: If subsampling leaves no frame of any utterance.
             ValueError: If conditioning lacks ``ctc``, or tokens come in place of
                 features or features in place of tokens.
         """
@@ -380,7 +380,7 @@ class LinearTimeEncoder(AbsEncoder):
                 if self.takes_tokens
                 else "the input is tokens, which input_layer: embed alone takes"
             )
-        check_lengths(self.embed, ilens)
+        check_lengths(self.embed, xs_pad, ilens)
         if masks is None:
             frames = torch.arange(xs_pad.size(1), device=xs_pad.device)
             mask = frames < ilens.to(xs_pad.device).unsqueeze(1)

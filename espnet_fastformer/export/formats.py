@@ -22,6 +22,17 @@ _BATCH = 2
 _FRAMES = 200
 
 
+def least_frames(embed: torch.nn.Module) -> int:
+    """Return the frames of features of the shortest batch that a file takes.
+
+    They give two output frames, as torch takes a length of one for a special case.
+
+    Args:
+        embed: Input layer of the encoder.
+    """
+    return sum(receptive_field(embed))
+
+
 def trace(
     module: torch.nn.Module, num_feats: int, max_frames: int | None = None
 ) -> torch.export.ExportedProgram:
@@ -36,8 +47,7 @@ def trace(
     feats = torch.randn(_BATCH, _FRAMES, num_feats)
     lengths = torch.tensor([_FRAMES, _FRAMES - 40])
     batch = torch.export.Dim("batch")
-    # torch takes a length of one for a special case.
-    min_frames = sum(receptive_field(module.encoder.embed))
+    min_frames = least_frames(module.encoder.embed)
     frames = torch.export.Dim("frames", min=min_frames, max=max_frames)
     shapes = {"feats": {0: batch, 1: frames}, "feats_lengths": {0: batch}}
     with torch.no_grad():

@@ -106,15 +106,16 @@ def normalize_padded(
         lengths: Number of frames of each utterance (B,).
 
     Returns:
-        Features (B, T, F), not zero on padding where ESPnet's are.
+        Features (B, T, F), zero on padding as ESPnet's: maps of 8 bits take their scale
+        from it too.
     """
+    frames = torch.arange(feats.size(1), device=feats.device)
+    is_padding = (frames >= lengths[:, None]).unsqueeze(-1)
     if normalize is None:
-        return feats
+        return feats.masked_fill(is_padding, 0.0)
     if isinstance(normalize, GlobalMVN):
         mean, std = normalize.mean.to(feats), normalize.std.to(feats)
     else:
-        frames = torch.arange(feats.size(1), device=feats.device)
-        is_padding = (frames >= lengths[:, None]).unsqueeze(-1)
         count = lengths[:, None, None]
 
         def average(x: torch.Tensor) -> torch.Tensor:
@@ -125,4 +126,6 @@ def normalize_padded(
         std = variance.sqrt().clamp(min=normalize.eps)
     if normalize.norm_means:
         feats = feats - mean
-    return feats / std if normalize.norm_vars else feats
+    if normalize.norm_vars:
+        feats = feats / std
+    return feats.masked_fill(is_padding, 0.0)

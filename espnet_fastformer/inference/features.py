@@ -6,6 +6,7 @@ import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.abs_normalize import AbsNormalize
+from espnet2.layers.stft import Stft
 from espnet2.train.abs_espnet_model import AbsESPnetModel
 from torch.nn.functional import max_pool1d
 
@@ -14,7 +15,7 @@ from espnet_fastformer.encoder.input_layer import receptive_field
 FRAMES_AT_ONCE = 2000
 # Samples that every frontend takes: 0.1 s at the 16 kHz of pretrained ones, which fail
 # on less than their window and do not tell it.
-_SHORTEST = 1600
+LEAST_SAMPLES = 1600
 # Of 16-bit audio, up and down: what dither adds to silence.
 _LAST_BIT = 2 / 2**15
 #: Tenths of a second within which :func:`find_sound` looks for it.
@@ -99,6 +100,22 @@ def find_sound(samples: torch.Tensor, fs: int) -> torch.Tensor:
     return near[0] > 0
 
 
+def least_samples(model: AbsESPnetModel) -> int:
+    """Return how many samples the encoder needs to give one frame.
+
+    Args:
+        model: ESPnet's model. For another frontend than ESPnet's default one, the
+            result is 0.1 s at 16 kHz, whatever the encoder.
+    """
+    stft = getattr(model.frontend, "stft", None)
+    if type(model.frontend) is not DefaultFrontend or stft is None:
+        return LEAST_SAMPLES
+    size, _ = receptive_field(getattr(model.encoder, "embed", None))
+    before = _samples_before(stft)
+    # Of no more samples than it mirrors, the STFT makes no frame at all.
+    return max((size - 1) * stft.hop_length + stft.n_fft - 2 * before, before + 1)
+
+
 def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tensor:
     """Compute ESPnet's features, those of its default frontend in overlapping pieces.
 
@@ -116,25 +133,26 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
         0.1 s at 16 kHz for a frontend that does not tell its window.
     """
     if type(frontend) is not DefaultFrontend or frontend.stft is None:
-        if len(speech) < _SHORTEST:
+        if len(speech) < LEAST_SAMPLES:
             return speech.new_zeros(1, 0, frontend.output_size())
         return call_frontend(frontend, speech)
     stft = frontend.stft
     hop = stft.hop_length
-    before = stft.n_fft // 2 if stft.center else 0
+    before = _samples_before(stft)
     after = stft.n_fft - before
     frames = (len(speech) + 2 * before - stft.n_fft) // hop + 1
     if frames < 1 or len(speech) <= before:
         return speech.new_zeros(1, 0, frontend.output_size())
     if not is_framewise(frontend):
         return call_frontend(frontend, speech)
-    # One frame more than the window needs, as what is mirrored must be longer than it.
+    # To mirror samples, the STFT needs one more: hence another frame before, and, for
+    # the first frame alone, another sample after.
     context = -(-before // hop) + 1
     pieces = []
     for start in range(0, frames, FRAMES_AT_ONCE):
         stop = min(start + FRAMES_AT_ONCE, frames)
         first = max(start - context, 0)
-        piece = speech[first * hop : (stop - 1) * hop + after]
+        piece = speech[first * hop : (stop - 1) * hop + after + 1]
         pieces.append(call_frontend(frontend, piece)[:, start - first : stop - first])
     return torch.cat(pieces, dim=1)
 
@@ -154,6 +172,11 @@ def normalize_features(normalize: AbsNormalize | None, feats: torch.Tensor):
     # For more than three axes ESPnet masks padding without that table.
     lengths = torch.tensor([feats.size(1)], device=feats.device)
     return normalize(feats.unsqueeze(2), lengths)[0].squeeze(2)
+
+
+def _samples_before(stft: Stft) -> int:
+    """Return how many samples before its own place a frame sees."""
+    return stft.n_fft // 2 if stft.center else 0
 
 
 def is_framewise(frontend: DefaultFrontend) -> bool:

@@ -246,15 +246,51 @@ def test_gradient_checkpointing_changes_nothing(name):
         ("conv2d8", 15),
     ],
 )
-def test_short_utterance_is_found_in_a_long_batch(input_layer, least):
+def test_short_utterance_in_a_long_batch(input_layer, least):
     encoder = build("fastformer", input_layer=input_layer)
-    xs_pad, lengths = features([100, least])
-    _, olens, _ = encoder(xs_pad, lengths)
-    assert olens[1] == 1
-    xs_pad, lengths = features([100, least - 1])
-    with pytest.raises(TooShortUttError, match="utterance 1 of the batch") as error:
-        encoder(xs_pad, lengths)
+    for length in (least, least - 1):
+        _, olens, _ = encoder(*features([100, length]))
+        assert olens[1] == (length == least)
+    with pytest.raises(TooShortUttError, match=f"has {least - 1} frames") as error:
+        encoder(*features([least - 2, least - 1]))
     assert (error.value.actual_size, error.value.limit) == (least - 1, least)
+
+
+@every_encoder
+@every_block
+def test_nothing_is_learned_from_a_short_utterance(name, block_type):
+    # A Conformer's batch normalization is ESPnet's, which counts all padding.
+    options = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
+    encoder = build(name, block_type=block_type, **options)
+    encoder.train(block_type != "conformer")
+    ctc = CTC(5, 16)
+    xs_pad, lengths = features([100, 4, 70])
+    texts, text_lengths = (
+        torch.tensor([[1, 2], [3, 4], [4, 1]]),
+        torch.tensor([2, 2, 2]),
+    )
+
+    def learn(rows, size):
+        encoder.zero_grad()
+        out, olens, _ = encoder(xs_pad[rows], lengths[rows])
+        loss = ctc(out, olens, texts[rows], text_lengths[rows]) * size
+        loss.backward()
+        grads = [p.grad for p in encoder.parameters() if p.grad is not None]
+        return out[[0, -1]], loss, torch.cat([grad.flatten() for grad in grads])
+
+    rows = torch.tensor([0, 1, 2])
+    for actual, expected in zip(learn(rows, 3), learn(rows[[0, 2]], 2), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_short_utterance_is_named_once(caplog):
+    encoder = build("aft-conv")
+    for _ in range(2):
+        encoder(*features([100, 4]))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "utterance 1 of a batch has 4 frames" in record.getMessage()
+    assert "needs at least 7 frames" in record.getMessage()
 
 
 def test_memory_is_linear_in_time():

@@ -13,6 +13,7 @@ from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, feat
 
 # Alone and padded, as short as can be, and longer than aft_max_len after subsampling.
 BATCHES = ([61], [11], [900], [163, 120, 7], [350, 349])
+MVN = UtteranceMVN()
 METADATA_IN = {"token_list": ["<blank>", "é", "<sos/eos>"], "blank_id": 0}
 
 
@@ -21,9 +22,9 @@ def seed():
     torch.manual_seed(0)
 
 
-def make(name, **options) -> CTCEncoder:
+def make(name, normalize=MVN, **options) -> CTCEncoder:
     options |= {"aft_max_len": 50} if name == "aft-full" else {}
-    return CTCEncoder(build(name, **options), CTC(11, 16), UtteranceMVN()).eval()
+    return CTCEncoder(build(name, **options), CTC(11, 16), normalize).eval()
 
 
 def write(module, format, directory):
@@ -70,6 +71,21 @@ def test_torch_export(name, tmp_path):
     extra = {METADATA: ""}
     torch.export.load(path, extra_files=extra)
     assert json.loads(extra[METADATA]) == METADATA_IN
+
+
+@pytest.mark.parametrize("format", KINDS)
+@pytest.mark.parametrize("normalize", [MVN, None], ids=["mvn", "none"])
+@torch.no_grad()
+def test_values_of_padding_do_not_matter(format, normalize, tmp_path):
+    if format != "torch_export":
+        pytest.importorskip("onnx")
+    exported = load(write(make("fastformer", normalize=normalize), format, tmp_path))
+    xs_pad, lengths = features([80, 40])
+    expected, olens = exported(xs_pad, lengths)
+    xs_pad[1, 40:] = 1e6
+    actual, _ = exported(xs_pad, lengths)
+    assert torch.equal(actual, expected)
+    assert olens[1] < olens[0]
 
 
 @pytest.mark.slow

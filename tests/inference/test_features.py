@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -6,8 +8,16 @@ from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
+from espnet_fastformer.encoder.input_layer import SUBSAMPLING
 from espnet_fastformer.inference import features
-from espnet_fastformer.inference.features import extract_features, normalize_features
+from espnet_fastformer.inference.features import (
+    TooShortError,
+    extract_features,
+    least_samples,
+    normalize_features,
+    prepare_recording,
+)
+from tests.encoder.encoders import FEATURES, build
 from tests.inference.models import CONVOLUTIONS
 from tests.layers.memory import allocated
 
@@ -28,13 +38,16 @@ def short_pieces(monkeypatch):
         {"hop_length": 160, "win_length": 400},
         {"hop_length": 256, "center": False},
         {"n_fft": 400, "hop_length": 300, "normalized": True},
+        {"n_fft": 401, "hop_length": 160},
+        {"hop_length": 512},
     ],
 )
 @torch.no_grad()
 def test_pieces_give_the_whole(options):
     frontend = DefaultFrontend(n_mels=20, **options)
     hop = options["hop_length"]
-    lengths = [513, 7 * hop, *range(14 * hop - 2, 14 * hop + 2), 9001, 30000]
+    shortest = 257 if frontend.stft.center else 512
+    lengths = [shortest, 513, 7 * hop, *range(14 * hop - 2, 14 * hop + 2), 9001, 30000]
     for length in lengths:
         speech = torch.randn(length)
         expected, frames = frontend(speech.unsqueeze(0), torch.tensor([length]))
@@ -64,6 +77,32 @@ def test_less_than_a_window_gives_no_frame(length):
         feats = extract_features(frontend, torch.randn(length))
         assert feats.shape == (1, 0, 20)
     assert normalize_features(UtteranceMVN(), feats).shape == (1, 0, 20)
+
+
+@pytest.mark.parametrize("input_layer", [*SUBSAMPLING, "linear"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"hop_length": 512}, {"n_fft": 401}, {"center": False, "win_length": 400}],
+)
+@torch.no_grad()
+def test_least_samples_give_an_output_frame(input_layer, options):
+    frontend = DefaultFrontend(n_mels=FEATURES, **options)
+    encoder = build("fastformer", input_layer=input_layer)
+    model = SimpleNamespace(frontend=frontend, encoder=encoder)
+    least = least_samples(model)
+    feats = extract_features(frontend, torch.randn(least))
+    _, olens, _ = encoder(feats, torch.tensor([feats.size(1)]))
+    # More samples are mirrored than these frames need without subsampling.
+    assert olens == 1 or input_layer == "linear"
+    with pytest.raises(TooShortError):
+        prepare_recording(model, torch.randn(least - 1), 16000, None)
+
+
+def test_least_samples_of_other_frontends():
+    frontend = CNNFrontend(**CONVOLUTIONS["frontend_conf"])
+    encoder = build("fastformer", input_layer="conv2d8")
+    model = SimpleNamespace(frontend=frontend, encoder=encoder)
+    assert least_samples(model) == 1600
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ class LibriSpeechBuilder(DatasetBuilder):
     - ``skip_broken_utterances``: go on with what is whole in a corpus that has
       something wrong, and log what is left out.
     - ``nj``: files that are decoded at the same time, if more than usual.
+    - ``min_samples``: samples that an utterance needs for the encoder to give a frame.
     - ``recipe_dir``, ``func``, ``dataset_dir`` come with ESPnet3's default config and
       are not used.
     """
@@ -90,12 +91,13 @@ class LibriSpeechBuilder(DatasetBuilder):
         source_dir: str | Path,
         data_dir: str | Path,
         splits: Sequence[str],
+        min_samples: int = 1,
         **_source_options,
     ) -> bool:
         """Tell whether every subset has been checked and no file changed since."""
         try:
             return all(
-                open_manifest(split, source_dir, data_dir).is_current()
+                open_manifest(split, source_dir, data_dir).is_current(min_samples)
                 for split in splits
             )
         except CorpusError:
@@ -108,6 +110,7 @@ class LibriSpeechBuilder(DatasetBuilder):
         splits: Sequence[str],
         skip_broken_utterances: bool = False,
         nj: int = 1,
+        min_samples: int = 1,
         corpus: str | None = None,
         corpus_conf: Mapping[str, Any] | None = None,
         recipe_dir: str | Path | None = None,
@@ -129,7 +132,7 @@ class LibriSpeechBuilder(DatasetBuilder):
             except CorpusError as error:
                 missing.append(str(error))
                 continue
-            utterances, found = manifest.update(nj)
+            utterances, found = manifest.update(min_samples, nj)
             if not utterances:
                 missing.append(f"Nothing to use in {manifest.subset_dir}")
             checked.append((manifest, utterances, found))

@@ -34,19 +34,27 @@ class Manifest:
         """Return the utterances to train or test on; empty if not prepared."""
         return self._read(self.path)
 
-    def is_current(self) -> bool:
-        """Tell whether the manifest lists exactly what the corpus now holds."""
+    def is_current(self, min_samples: int = 1) -> bool:
+        """Tell whether the manifest lists exactly what the corpus now holds.
+
+        Args:
+            min_samples: As of :meth:`update`.
+        """
         found, problems = read_transcripts(self.subset_dir)
         known = self.read()
         return (
             not problems
+            and all(utterance.num_samples >= min_samples for utterance in known)
             and [utterance._replace(num_samples=0) for utterance in known] == found
         )
 
-    def update(self, nj: int = 1) -> tuple[list[Utterance], list[Problem]]:
+    def update(
+        self, min_samples: int = 1, nj: int = 1
+    ) -> tuple[list[Utterance], list[Problem]]:
         """Read the subset, decoding the audio that is new or has changed.
 
         Args:
+            min_samples: Samples that an utterance needs.
             nj: As of :func:`~.corpus.check_audio`.
 
         Returns:
@@ -72,7 +80,14 @@ class Manifest:
         utterances = [
             checked.get(utterance.utt_id, utterance) for utterance in utterances
         ]
-        return [u for u in utterances if u.num_samples], problems + broken
+        for utterance in utterances:
+            if 0 < utterance.num_samples < min_samples:
+                what = (
+                    f"{utterance.num_samples} samples, should be {min_samples} or more"
+                )
+                broken.append(Problem(utterance.audio, what))
+        whole = [u for u in utterances if u.num_samples >= min_samples]
+        return whole, problems + broken
 
     def accept(self, utterances: list[Utterance]) -> None:
         """Make these the utterances that :meth:`read` returns."""

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from espnet2.tasks.abs_task import optim_classes, scheduler_classes
 from espnet2.tasks.asr import ASRTask
+from espnet2.train.abs_espnet_model import AbsESPnetModel
 from typeguard import TypeCheckError
+
+from espnet_fastformer.inference.features import LEAST_SAMPLES, least_samples
 
 # Whole numbers, and the least of each.
 LEAST = {
@@ -39,12 +42,15 @@ SLOWEST, FASTEST = 0.5, 2.0
 TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
 
 
-def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
+def check_asr_options(args: argparse.Namespace, config: str | Path) -> int:
     """Check the values of ESPnet2's options, which it takes from a file as they are.
 
     Args:
         args: All options, of the file and the command line.
         config: The file.
+
+    Returns:
+        Samples that the encoder needs to give one frame.
 
     Raises:
         ValueError: One is of the wrong kind, or no model, optimizer or scheduler can
@@ -55,12 +61,13 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> None:
     _check_criteria(args, config)
     _check_batches(args, config)
     _check_scheduler(args, config)
-    _try("the model", args, config, _build_model, args)
+    model = _try("the model", args, config, _build_model, args)
     optimizer = _try("optim_conf", args, config, _build_optimizer, args)
     if args.scheduler is not None:
         scheduler = scheduler_classes[args.scheduler]
         conf = args.scheduler_conf
         _try("scheduler_conf", args, config, scheduler, optimizer, **conf)
+    return LEAST_SAMPLES if model is None else least_samples(model)
 
 
 def check_run_options(options: argparse.Namespace) -> None:
@@ -196,10 +203,10 @@ def _try(
         raise ValueError(f"{name} in {config}: {reason}") from error
 
 
-def _build_model(args: argparse.Namespace) -> None:
+def _build_model(args: argparse.Namespace) -> AbsESPnetModel | None:
     if args.frontend != "default":
         # Some download a model of their own, or have their own idea of a device.
-        return
+        return None
     args = copy.deepcopy(args)
     args.token_list = TOKENS
     # Its statistics are not there yet.
@@ -208,7 +215,7 @@ def _build_model(args: argparse.Namespace) -> None:
     logging.disable(logging.WARNING)
     try:
         with torch.device("meta"):
-            ASRTask.build_model(args)
+            return ASRTask.build_model(args)
     finally:
         logging.disable(disabled)
 

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def make_configs(
     options: argparse.Namespace,
     args: argparse.Namespace,
     overrides: Sequence[str],
+    least_samples: int,
     recipe_dir: Path,
 ) -> dict[str, DictConfig]:
     """Make the config of every role.
@@ -50,6 +52,7 @@ def make_configs(
         options: Options of run.py.
         args: Those of ESPnet2.
         overrides: The latter as far as the command line gives them.
+        least_samples: Samples that the encoder needs to give one frame.
         recipe_dir: Directory of run.py.
 
     Returns:
@@ -78,6 +81,10 @@ def make_configs(
         "inference_dir": str(exp_dir / options.inference_config.stem),
     }
     training = OmegaConf.merge(everywhere, _training(options, args, corpus, tokens))
+    # Of those that ESPnet's effects make faster, there are fewer left.
+    effects = OmegaConf.to_container(training.dataset.preprocessor)
+    factors = [v for name, v in _flatten(effects) if name.endswith(".factor")]
+    training.create_dataset.min_samples = ceil(least_samples * max([1.0, *factors]))
     monitor = training.best_model_criterion[0][0].replace("/", ".")
     search = convert_inference(options.inference_config)
     search["model"]["asr_model_file"] = str(exp_dir / f"{monitor}.ave.pth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,9 +13,12 @@ from espnet2.legacy.nets.beam_search import Hypothesis
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 from espnet_fastformer.inference.ctc import collapse, silent_tokens
+from espnet_fastformer.inference.features import least_samples
 from espnet_fastformer.inference.model import sampling_rate
 
 from .windowed_encoder import WindowedEncoder
+
+logger = logging.getLogger(__name__)
 
 
 class LongSpeech2Text(Speech2Text):
@@ -50,6 +54,7 @@ class LongSpeech2Text(Speech2Text):
     ) -> None:
         super().__init__(**options)
         model = self.asr_model
+        self.least_samples = least_samples(model)
         if best_path and model.ctc is None:
             raise ValueError(
                 "best_path needs a CTC output, but the model was trained without one "
@@ -75,6 +80,29 @@ class LongSpeech2Text(Speech2Text):
             hop = model.frontend.hop_length / sampling_rate(self.asr_train_args)
             window = max(1, round(pooling_window / (stride * hop)))
             model.encoder = WindowedEncoder(model.encoder, window)
+
+    def __call__(self, speech: Any) -> Any:
+        """Return the hypotheses for a recording (N,), or for each of a list of them.
+
+        There are none for what is too short for the encoder, of which ESPnet would
+        search the attention decoder all the same.
+        """
+        if not isinstance(speech, (list, tuple)):
+            return [] if self._is_short(speech) else super().__call__(speech)
+        is_short = [self._is_short(wave) for wave in speech]
+        rest = [w for w, short in zip(speech, is_short, strict=True) if not short]
+        results = iter(super().__call__(rest) if rest else [])
+        return [[] if short else next(results) for short in is_short]
+
+    def _is_short(self, speech: Any) -> bool:
+        if len(speech) >= self.least_samples:
+            return False
+        logger.warning(
+            "Nothing is recognized in %d samples: the encoder needs %d or more",
+            len(speech),
+            self.least_samples,
+        )
+        return True
 
     def _batch_decode_padded(
         self, speech: torch.Tensor, speech_lengths: torch.Tensor

@@ -238,9 +238,9 @@ def name_in_latin1(recipe):
     return (f"{recipe.chapter}/fash-1-caf\\xe9.sph: audio without a transcript",)
 
 
-def very_short_audio(recipe):
-    soundfile.write(recipe.audio, np.zeros(1000), 16000, format="NIST")
-    return (f"{recipe.audio}: 1000 samples, should be 0.1 s",)
+def audio_of_no_samples(recipe):
+    soundfile.write(recipe.audio, np.zeros(0), 16000, format="NIST")
+    return (f"{recipe.audio}: 0 samples",)
 
 
 def very_long_audio(recipe):
@@ -289,7 +289,7 @@ FAULTS = [
     transcript_in_utf16,
     transcript_that_is_a_dangling_link,
     name_in_latin1,
-    very_short_audio,
+    audio_of_no_samples,
     very_long_audio,
     no_number,
     other_sample_rate,
@@ -326,6 +326,24 @@ def test_what_is_whole_is_used_on_request(recipe, fault, caplog):
     # Left out each time, not forgotten.
     assert not recipe.is_built()
     assert expected[0] in recipe.problems()
+
+
+def test_least_length_is_that_of_the_model(recipe, opened):
+    soundfile.write(recipe.audio, np.zeros(1000), 16000, format="NIST")
+    recipe.build(min_samples=1000)
+    assert recipe.is_built(min_samples=1000)
+    # Another model needs more, which the lengths that were read tell.
+    opened.clear()
+    assert not recipe.is_built(min_samples=1001)
+    with pytest.raises(
+        ValueError, match=f"{recipe.audio}: 1000 samples, should be 1001 or more"
+    ):
+        recipe.build(min_samples=1001)
+    recipe.build(min_samples=1001, skip_broken_utterances=True)
+    assert "fash-1-0001" not in recipe.names()
+    assert set(opened) == {recipe.audio.name}
+    recipe.build(min_samples=1000)
+    assert "fash-1-0001" in recipe.names()
 
 
 def test_clipped_and_silent_audio_is_used(recipe):

@@ -60,6 +60,37 @@ def error(main, an4_corpus, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "options, least",
+    [
+        ([], 6 * 128),
+        (["--frontend_conf", "hop_length=160"], 6 * 160),
+        (["--encoder_conf", "input_layer=conv2d8"], 14 * 128),
+        (["--speed_perturb_factors", "0.9", "1.0", "1.1"], 845),
+    ],
+)
+def test_least_length_follows_from_the_model(
+    main, an4_corpus, tmp_path, options, least
+):
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    # The configs are written before any stage.
+    with pytest.raises(FileNotFoundError, match="run the stage train first"):
+        main(
+            [
+                *("--corpus", str(an4_corpus.source_dir)),
+                *("--train_subsets", an4_corpus.train),
+                *("--valid_subsets", an4_corpus.valid),
+                *("--test_subsets", an4_corpus.test),
+                *("--asr_config", str(path), "--exp_dir", str(tmp_path / "exp")),
+                *("--data_dir", str(tmp_path / "data"), "--stages", "infer"),
+                *options,
+            ]
+        )
+    training = yaml.safe_load((tmp_path / "exp" / "conf" / "training.yaml").read_text())
+    assert training["create_dataset"]["min_samples"] == least
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"encoder": "fastformr"}, "encoder in .* must be one of .*fastformer"),

@@ -13,6 +13,11 @@ from tests.inference.models import CONVOLUTIONS, TRANSDUCER, make_experiment, no
 
 SECONDS = 6.0
 SEARCH = {"beam_size": 1, "ctc_weight": 1.0, "lm_weight": 0.0}
+ATTENTION = {
+    "decoder": "transformer",
+    "decoder_conf": {"attention_heads": 2, "linear_units": 16, "num_blocks": 1},
+    "model_conf": {"ctc_weight": 0.0},
+}
 ESPNETS = {
     "output_size": 16,
     "attention_heads": 2,
@@ -110,13 +115,25 @@ def test_best_path_of_a_transducer_has_no_blanks(tmp_path):
     assert tokens == expected
 
 
+@pytest.mark.parametrize("options", [{}, {"best_path": True}, ATTENTION, TRANSDUCER])
+def test_what_is_too_short_has_no_hypothesis(options, tmp_path, caplog):
+    decoding_options = {k: v for k, v in options.items() if k == "best_path"}
+    model = {k: v for k, v in options.items() if k not in decoding_options}
+    exp = make_experiment(tmp_path / "exp", {"input_layer": "conv2d"}, **model)
+    search = SEARCH | {"ctc_weight": 0.0 if options is ATTENTION else 1.0}
+    decoding = build(LongSpeech2Text, exp, **search, **decoding_options)
+    least = 6 * 160
+    short, long, least = noise(2)[: least - 1], noise(2), noise(2)[:least]
+    results = decoding([short, long, short, least])
+    assert [bool(result) for result in results] == [False, True, False, True]
+    assert results[1][0][:3] == decoding([long])[0][0][:3]
+    assert decoding([short]) == [[]]
+    assert decoding(short) == []
+    assert "in 959 samples: the encoder needs 960 or more" in caplog.text
+
+
 def test_best_path_without_ctc_is_refused(tmp_path):
-    exp = make_experiment(
-        tmp_path / "exp",
-        decoder="transformer",
-        decoder_conf={"attention_heads": 2, "linear_units": 16, "num_blocks": 1},
-        model_conf={"ctc_weight": 0.0},
-    )
+    exp = make_experiment(tmp_path / "exp", **ATTENTION)
     with pytest.raises(ValueError, match="best_path needs a CTC output.*ctc_weight"):
         build(LongSpeech2Text, exp, best_path=True, **SEARCH)
 
