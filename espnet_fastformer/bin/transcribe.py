@@ -3,15 +3,20 @@
     espnet-fastformer transcribe --exp exp/asr_train talk.mp3
     espnet-fastformer transcribe --exp exp/asr_train --format srt --output_dir out *.wav
 
+    arecord -f S16_LE -r 16000 | espnet-fastformer transcribe --exp EXP --streaming -
+
 Each file goes through the encoder in one pass and is decoded greedily by CTC, in time
-and memory that grow linearly with it.
+and memory that grow linearly with it; with --streaming while it goes on, in constant
+memory.
 """
 
 import argparse
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +29,7 @@ from espnet_fastformer.bin.model_options import (
     load_by_options,
 )
 from espnet_fastformer.inference.formats import FORMATS, SUFFIXES
+from espnet_fastformer.inference.transcript import Transcript
 
 
 def get_parser() -> argparse.ArgumentParser:
@@ -87,6 +93,29 @@ def get_parser() -> argparse.ArgumentParser:
         help="of the CTC output in ESPnet's beam search (default: 0.3)",
     )
 
+    group = parser.add_argument_group(
+        "streaming", "for models trained with encoder_conf: dynamic_chunk_training"
+    )
+    group.add_argument(
+        "--streaming",
+        action="store_true",
+        help="write words as they are said, never to be changed, also from a pipe "
+        "that is still written to",
+    )
+    group.add_argument(
+        "--chunk_size",
+        type=int,
+        metavar="FRAMES",
+        help="frames of the encoder, 40 ms each with conv2d, that are encoded "
+        "together: what words wait for (default: block_size of the model, or 16)",
+    )
+    group.add_argument(
+        "--num_left_chunks",
+        type=int,
+        metavar="CHUNKS",
+        help="chunks that each chunk sees before it (default: as in training)",
+    )
+
     group = parser.add_argument_group("machine")
     group.add_argument(
         "--ngpu",
@@ -131,7 +160,8 @@ def main(cmd: Sequence[str] | None = None) -> int:
     durations = [duration(path) for path, _ in outputs]
     word_times = args.word_times or args.format == "srt"
     bar_format = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    with tqdm(total=sum(durations), bar_format=bar_format, disable=None) as bar:
+    hidden = args.streaming or None  # None: where there is no terminal.
+    with tqdm(total=sum(durations), bar_format=bar_format, disable=hidden) as bar:
         for (path, output), seconds in zip(outputs, durations, strict=True):
             bar.set_description(Path(path).name)
 
@@ -140,8 +170,11 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 bar.update(min(share * seconds, bar.total - bar.n))
 
             try:
-                speech = read_audio(path, transcriber.fs)
-                transcript = transcriber(speech, word_times, advance)
+                if args.streaming:
+                    transcript = _stream(transcriber, path, args, output)
+                else:
+                    speech = read_audio(path, transcriber.fs)
+                    transcript = transcriber(speech, word_times, advance)
             except Exception as error:  # of this file, whatever it is
                 if isinstance(error, AudioError):
                     message = f"cannot read {error}"
@@ -150,6 +183,8 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 logging.debug("%s", path, exc_info=error)
                 bar.write(message, file=sys.stderr)
                 status = 1
+                continue
+            if transcript is None:
                 continue
             content = FORMATS[args.format](path, transcript)
             if output is not None:
@@ -186,6 +221,17 @@ def _check_options(
         }
         for option in (name for name, is_given in greedy.items() if is_given):
             parser.error(f"{option} needs greedy search: --beam_size 1")
+    if args.streaming:
+        whole = {
+            "--beam_size": args.beam_size > 1,
+            "--pooling_window": args.pooling_window is not None,
+        }
+        for option in (name for name, is_given in whole.items() if is_given):
+            parser.error(f"{option} is for whole recordings: not with --streaming")
+    else:
+        for option in ("chunk_size", "num_left_chunks"):
+            if getattr(args, option) is not None:
+                parser.error(f"--{option} needs --streaming")
     if args.output_dir is None:
         if args.format == "srt" and len(args.audio) > 1:
             parser.error("--format srt needs --output_dir for more than one file")
@@ -203,6 +249,64 @@ def _check_options(
             )
         sources.setdefault(output, path)
     return [(path, output) for output, path in sources.items()]
+
+
+def _stream(
+    transcriber, path: str, args: argparse.Namespace, output: Path | None
+) -> Transcript | None:
+    """Transcribe a recording as it comes, and show its text as it comes.
+
+    Returns:
+        The transcript, if it is to be written when it is complete; else None.
+
+    Raises:
+        KeyboardInterrupt: At Ctrl-C, after the last word.
+    """
+    import numpy as np
+
+    from espnet_fastformer.inference.audio import live_blocks
+    from espnet_fastformer.inference.streaming import StreamingTranscriber
+
+    streamer = StreamingTranscriber(transcriber, args.chunk_size, args.num_left_chunks)
+    is_live = output is None and args.format == "text"
+    name = f"{path}\t" if len(args.audio) > 1 else ""
+    parts: list[Transcript] = []
+    is_first = True
+
+    def take(part: Transcript) -> None:
+        nonlocal is_first
+        if not part.words:
+            return
+        if not is_live:
+            parts.append(part)
+        elif args.word_times:
+            lines = FORMATS["text"](path, part).splitlines()
+            print("".join(f"{name}{line}\n" for line in lines), end="", flush=True)
+        else:
+            start = name if is_first else transcriber.separator
+            print(start + part.text, end="", flush=True)
+        is_first = False
+
+    is_stopped = threading.Event()
+    # Not within a chunk: its words would be lost.
+    handler = signal.signal(signal.SIGINT, lambda *_: is_stopped.set())
+    try:
+        try:
+            for block in live_blocks(path, transcriber.fs, is_stopped):
+                take(streamer(block))
+        finally:
+            take(streamer(np.zeros(0, dtype="float32"), is_final=True))
+            if is_live and not args.word_times:
+                print(name if is_first else "", flush=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_stopped.is_set():
+        raise KeyboardInterrupt
+    if is_live:
+        return None
+    words = [word for part in parts for word in part.words]
+    text = transcriber.separator.join(part.text for part in parts)
+    return Transcript(text, words if args.word_times or args.format == "srt" else None)
 
 
 def _explain(error: Exception) -> str:
@@ -237,6 +341,11 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
         )
         if args.word_times or args.format == "srt":
             transcriber.check_word_times()
+        if args.streaming:
+            from espnet_fastformer.inference.streaming import StreamingTranscriber
+
+            # What cannot be streamed is said before there is something to read.
+            StreamingTranscriber(transcriber, args.chunk_size, args.num_left_chunks)
         return transcriber
 
     return load_by_options(parser, args, load)

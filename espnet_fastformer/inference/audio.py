@@ -2,10 +2,12 @@
 
 import logging
 import os
+import queue
 import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from espnet_fastformer.inference.truncation import missing_bytes
 #: The name of standard input.
 STDIN = "-"
 _SECONDS_AT_ONCE = 30
+_LIVE_SECONDS = 0.1
 # Frames, of a stream whose header does not tell: libsndfile says 2**63 - 1, or that
 # over the size of a frame.
 _UNKNOWN_LENGTH = 2**48
@@ -107,12 +110,29 @@ def open_audio(path: str | Path) -> Iterator[soundfile.SoundFile]:
             yield file
 
 
-def resampled_blocks(file: soundfile.SoundFile, fs: int) -> Iterator[np.ndarray]:
+@contextmanager
+def open_live(path: str | Path) -> Iterator[soundfile.SoundFile]:
+    """Open a pipe that is read while it is written, else as :func:`open_audio`."""
+    is_stdin = str(path) == STDIN
+    if not is_stdin and not stat.S_ISFIFO(os.stat(path).st_mode):
+        with open_audio(path) as file:
+            yield file
+        return
+    with open(0 if is_stdin else path, "rb", buffering=0, closefd=not is_stdin) as pipe:
+        # libsndfile reads WAV, AU and others from pipes.
+        with soundfile.SoundFile(pipe.fileno(), closefd=False) as file:
+            yield file
+
+
+def resampled_blocks(
+    file: soundfile.SoundFile, fs: int, seconds: float = _SECONDS_AT_ONCE
+) -> Iterator[np.ndarray]:
     """Read a file to its end, block by block.
 
     Args:
         file: What is read, be it a pipe in which no one can seek.
         fs: Sampling rate wanted, in Hz.
+        seconds: Length of a block.
 
     Yields:
         Samples (n,) of all channels' mean, float32.
@@ -122,13 +142,60 @@ def resampled_blocks(file: soundfile.SoundFile, fs: int) -> Iterator[np.ndarray]
         resampler = soxr.ResampleStream(file.samplerate, fs, 1, dtype="float32")
     while True:
         channels = file.read(
-            _SECONDS_AT_ONCE * file.samplerate, dtype="float32", always_2d=True
+            round(seconds * file.samplerate), dtype="float32", always_2d=True
         )
         is_last = len(channels) == 0
         block = channels.mean(axis=1)
         yield block if resampler is None else resampler.resample_chunk(block, is_last)
         if is_last:
             break
+
+
+def live_blocks(
+    path: str | Path, fs: int, is_stopped: threading.Event
+) -> Iterator[np.ndarray]:
+    """Read a recording while it goes on, to its end or until it is stopped.
+
+    Args:
+        path: As of :func:`read_audio`; a pipe needs a format that tells its length
+            nowhere or at its start, such as WAV or AU.
+        fs: Sampling rate wanted, in Hz.
+        is_stopped: Ends the recording, even if a pipe is silent.
+
+    Yields:
+        Samples (n,) as they come, float32.
+
+    Raises:
+        AudioError: As :func:`read_audio`.
+    """
+    blocks: queue.Queue[np.ndarray | Exception | None] = queue.Queue(maxsize=64)
+
+    def read() -> None:
+        try:
+            with open_live(path) as file:
+                for block in resampled_blocks(file, fs, _LIVE_SECONDS):
+                    blocks.put(block)
+            blocks.put(None)
+        except Exception as error:
+            blocks.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while not is_stopped.is_set():
+        try:
+            block = blocks.get(timeout=_LIVE_SECONDS)
+        except queue.Empty:
+            continue
+        if block is None:
+            return
+        if isinstance(block, OSError):
+            raise AudioError(f"{path}: {block.strerror}") from block
+        if isinstance(block, soundfile.SoundFileError):
+            raise AudioError(f"{path}: {_reason(block)}") from block
+        if isinstance(block, Exception):
+            raise block
+        if not np.isfinite(block).all():
+            raise AudioError(f"{path}: it has infinite samples, or some no number")
+        yield block
 
 
 def _reason(error: soundfile.SoundFileError) -> str:

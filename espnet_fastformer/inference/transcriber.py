@@ -112,12 +112,15 @@ class Transcriber:
         args = self.speech2text.asr_train_args
         self._token_type = args.token_type
         self._space = None
+        #: What stands between two words.
+        self.separator = " "
         if self._token_type == "char":
             if _SPACE in self.model.token_list:
                 self._space = self.model.token_list.index(_SPACE)
             else:
                 # As in Chinese, where nothing tells words apart: each character is one.
                 self._token_type = "word"
+                self.separator = ""
         self.volume = speech_volume(args)
         #: Sampling rate in Hz.
         self.fs = sampling_rate(args)
