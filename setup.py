@@ -34,6 +34,7 @@ TEST = [
     "pytest-xdist",
     "ruff",
     "setuptools>=77",
+    "sherpa-onnx",
 ]
 
 

@@ -2,6 +2,7 @@
 
     espnet-fastformer export --exp exp/asr_train --format onnx
     espnet-fastformer export --exp exp/asr_train --format int8 --output model.onnx
+    espnet-fastformer export --exp exp/asr_train --format streaming_onnx --output DIR
 
 The file computes log-probabilities of tokens from features, for any number and length
 of utterances: normalisation, encoder and CTC output of the model. It is compared with
@@ -47,7 +48,15 @@ def get_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="default: that of the parameters, or of the archive, with another suffix: "
-        + ", ".join(kind.suffix for kind in KINDS.values()),
+        + ", ".join(kind.suffix for kind in KINDS.values() if not kind.is_for_streams)
+        + "; for streams a directory: .streaming",
+    )
+    parser.add_argument(
+        "--chunk_size",
+        type=int,
+        metavar="FRAMES",
+        help="of a chunk of a stream, after subsampling (default: the encoder's "
+        "block_size)",
     )
     parser.add_argument(
         "--log_level",
@@ -69,23 +78,35 @@ def main(cmd: Sequence[str] | None = None) -> int:
         level=args.log_level,
         format="%(asctime)s (%(module)s:%(lineno)d) %(levelname)s: %(message)s",
     )
-    suffix = KINDS[args.format].suffix
+    suffix, _, is_for_streams = KINDS[args.format]
     ending = Path(f"model{suffix}").suffix
-    if args.output is not None and args.output.suffix != ending:
+    if is_for_streams:
+        if args.output is not None and args.output.is_file():
+            parser.error(f"--output must be a directory: {args.output}")
+    elif args.chunk_size is not None:
+        parser.error(f"--chunk_size is for streams, not --format {args.format}")
+    elif args.output is not None and args.output.suffix != ending:
         parser.error(f"--output must end in {ending}: {args.output}")
     # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
-    from espnet_fastformer.export.experiment import load_experiment
+    from espnet_fastformer.export.experiment import for_streams, load_experiment
 
     def load(config: Path, model_file: Path):
         # An archive's files are gone afterwards.
         place = args.exp if args.exp and args.exp.is_file() else model_file
-        output = args.output or place.with_suffix(suffix)
+        if is_for_streams:
+            directory = args.output or place.with_suffix(".streaming")
+            output = directory / f"model{suffix}"
+        else:
+            output = args.output or place.with_suffix(suffix)
         check_directory(parser, output.parent)
-        return load_experiment(config, model_file), output
+        model = load_experiment(config, model_file)
+        return for_streams(model, args.chunk_size) if is_for_streams else model, output
 
     model, output = load_by_options(parser, args, load)
     try:
         difference = _write(output, args.format, model)
+        if is_for_streams:
+            _write_tokens(output.with_name("tokens.txt"), model.metadata)
     except ModuleNotFoundError as error:
         parser.error(
             f"--format {args.format} needs {error.name}: "
@@ -98,11 +119,13 @@ def main(cmd: Sequence[str] | None = None) -> int:
         f"{output}: posteriors differ from the model's by {difference.average:.1g} on "
         f"average and up to {difference.largest:.1g}"
     )
-    if args.format == "int8":
+    if "int8" in args.format:
         print(
             "That is on noise, which tells little about speech: compare error rates on "
             "recordings of your own before you use the file"
         )
+    if is_for_streams:
+        print(_tell_runtimes(model))
     return 0
 
 
@@ -128,8 +151,8 @@ def _write(output: Path, format: str, model):
     partial = output.with_name(f".{os.getpid()}.{output.name}")
     try:
         WRITERS[format](model.module, model.num_feats, partial, model.metadata)
-        difference = compare(model.module, load(partial), model.frontend, model.fs)
-        if format != "int8" and difference.largest > _TOLERANCE:
+        difference = compare(model.reference, load(partial), model.frontend, model.fs)
+        if "int8" not in format and difference.largest > _TOLERANCE:
             raise ValueError(
                 "its posteriors differ from the model's by up to "
                 f"{difference.largest:.1g}"
@@ -138,6 +161,19 @@ def _write(output: Path, format: str, model):
     finally:
         partial.unlink(missing_ok=True)
     return difference
+
+
+def _write_tokens(output: Path, metadata) -> None:
+    from espnet_fastformer.export.sherpa import write_tokens
+
+    write_tokens(output, metadata["token_list"], metadata["token_type"])
+
+
+def _tell_runtimes(model) -> str:
+    """Say what runs a file for streams."""
+    if model.why_not_sherpa is None:
+        return "It runs in sherpa-onnx, from_zipformer2_ctc, and in ONNX Runtime."
+    return f"It runs in ONNX Runtime, but not in sherpa-onnx: {model.why_not_sherpa}."
 
 
 if __name__ == "__main__":

@@ -442,19 +442,42 @@ class LinearTimeEncoder(AbsEncoder):
             frames -= frames % size
         embed, blocks = state.embed, state.blocks
         if frames > 0:
-            chunks = Chunks(size, states=embed)
             needed = xs_pad[:, : (frames - 1) * stride + field]
             xs_pad = xs_pad[:, frames * stride :]
-            mask = needed.new_ones(needed.size(0), 1, needed.size(1), dtype=torch.bool)
-            with in_chunks(self.embed, chunks):
-                x, _ = self._embed(needed, mask)
-            embed = chunks.next_states
-            (x, *_), blocks = self._run_chunks(x, None, size, blocks, ctc)
+            x, embed, blocks = self.forward_chunks(needed, embed, blocks, ctc)
         else:
             x = xs_pad.new_zeros(xs_pad.size(0), 0, self._output_size)
         olens = torch.full((x.size(0),), x.size(1), device=x.device)
         state = None if is_final else StreamingState(xs_pad, embed, blocks, size)
         return x, olens, state
+
+    def forward_chunks(
+        self,
+        xs_pad: torch.Tensor,
+        embed: list[torch.Tensor],
+        blocks: list[torch.Tensor],
+        ctc: CTC | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Encode the next chunks of streams.
+
+        Args:
+            xs_pad: All features that they are made of (B, T, F).
+            embed: State of the input layer, see :class:`StreamingState`.
+            blocks: State of the blocks.
+            ctc: Gives the posteriors for ``interctc_use_conditioning``.
+            mask: (B, 1, T'), false on output frames after the end; None if there are
+                none.
+
+        Returns:
+            Output (B, T', D), and the next state of input layer and blocks.
+        """
+        chunks = Chunks(self.block_size, states=embed)
+        are_real = xs_pad.new_ones(xs_pad.size(0), 1, xs_pad.size(1), dtype=torch.bool)
+        with in_chunks(self.embed, chunks):
+            x, _ = self._embed(xs_pad, are_real)
+        (x, *_), blocks = self._run_chunks(x, mask, self.block_size, blocks, ctc)
+        return x, chunks.next_states, blocks
 
     def initial_state(self, batch_size: int) -> StreamingState:
         """Return the state of streams (B) that are at their beginning.

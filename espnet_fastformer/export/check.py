@@ -34,7 +34,8 @@ def compare(
     """Compare on the features of noise, at several lengths and with padding.
 
     Args:
-        module: What was exported, :class:`~espnet_fastformer.export.module.CTCEncoder`.
+        module: What the file has to compute, a
+            :class:`~espnet_fastformer.export.module.CTCEncoder`.
         exported: The file, opened.
         frontend: ESPnet's frontend of the model.
         fs: Its sampling rate in Hz.

@@ -3,12 +3,15 @@
 import json
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.export.streaming import BATCH_DIMS, StreamingCTCEncoder
+from espnet_fastformer.export.streaming import INPUTS as STREAMING_INPUTS
+from espnet_fastformer.export.streaming import OUTPUTS as STREAMING_OUTPUTS
 
 INPUTS = ("feats", "feats_lengths")
 OUTPUTS = ("log_probs", "log_probs_lengths")
@@ -93,6 +96,48 @@ def write_onnx(
             dynamic_shapes=({0: "batch", 1: "frames"}, {0: "batch"}),
             verbose=False,
         )
+    _save_onnx(program, path, metadata)
+
+
+def write_streaming_onnx(
+    module: StreamingCTCEncoder,
+    num_feats: int,
+    path: Path,
+    metadata: Mapping[str, object],
+) -> None:
+    """Write an ONNX file that takes the next chunk of each stream of a batch."""
+    import onnxscript  # noqa: F401  torch.onnx needs it, and would say so late
+
+    inputs = (torch.randn(_BATCH, module.size, num_feats), *module.caches(_BATCH))
+    batch = torch.export.Dim("batch")
+    first, *others = ({dim: batch} for dim in BATCH_DIMS)
+    with torch.no_grad():
+        graph = torch.export.export(
+            module,
+            inputs,
+            dynamic_shapes=(first, tuple(others)),
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    first, *others = ({dim: "batch"} for dim in BATCH_DIMS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            input_names=STREAMING_INPUTS,
+            output_names=STREAMING_OUTPUTS,
+            dynamic_shapes=(first, tuple(others)),
+            verbose=False,
+        )
+    # What programs on phones can read, whose ONNX Runtime is years old.
+    program.model.ir_version = 9
+    program.model.metadata_props.update(module.metadata)
+    _save_onnx(program, path, metadata)
+
+
+def _save_onnx(
+    program: torch.onnx.ONNXProgram, path: Path, metadata: Mapping[str, object]
+) -> None:
+    """Save a graph with its metadata, of which each value is JSON."""
     properties = {key: json.dumps(value) for key, value in metadata.items()}
     program.model.metadata_props.update(properties)
     program.save(path)
@@ -111,12 +156,31 @@ def write_int8(
     while it runs, when their range is known. Convolutions, norms, sums over time and
     products of weights with each other stay in float32.
     """
+    _quantize(
+        lambda exact: write_onnx(module, num_feats, exact, metadata, max_frames), path
+    )
+
+
+def write_streaming_int8(
+    module: StreamingCTCEncoder,
+    num_feats: int,
+    path: Path,
+    metadata: Mapping[str, object],
+) -> None:
+    """Write the file of :func:`write_streaming_onnx` as :func:`write_int8` does."""
+    _quantize(
+        lambda exact: write_streaming_onnx(module, num_feats, exact, metadata), path
+    )
+
+
+def _quantize(write_exact: Callable[[Path], None], path: Path) -> None:
+    """Write an ONNX file with the linear maps of another in 8-bit integers."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as directory:
         exact = Path(directory) / "model.onnx"
-        write_onnx(module, num_feats, exact, metadata, max_frames)
+        write_exact(exact)
         linear_maps = [
             node.name
             for node in onnx.load(exact).graph.node
@@ -129,6 +193,8 @@ def write_int8(
             nodes_to_quantize=linear_maps,
             per_channel=True,
             weight_type=QuantType.QInt8,
+            # Sums of two products of 8 bits saturate on x86 without VNNI.
+            reduce_range=True,
         )
 
 
@@ -138,4 +204,10 @@ def _is_of_linear(metadata_props) -> bool:
     return "'torch.nn.modules.linear.Linear'" in classes.get(_CLASSES, "")
 
 
-WRITERS = {"onnx": write_onnx, "torch_export": write_torch_export, "int8": write_int8}
+WRITERS = {
+    "onnx": write_onnx,
+    "torch_export": write_torch_export,
+    "int8": write_int8,
+    "streaming_onnx": write_streaming_onnx,
+    "streaming_int8": write_streaming_int8,
+}
