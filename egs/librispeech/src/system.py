@@ -28,6 +28,8 @@ from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
+from espnet3.utils import publication_utils
+from espnet3.utils.task_utils import save_espnet_config
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -115,12 +117,18 @@ class LibriSpeechSystem(ASRSystem):
         for name in (text.name, *model, "tokens.txt"):
             (directory / name).unlink(missing_ok=True)
         if config.model_type != "char":
-            # SentencePiece writes into the working directory before it moves its files.
+            # ESPnet3 moves what SentencePiece writes from the working directory.
             with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+                # SentencePiece takes a comma for the end of a name.
+                directory.mkdir(parents=True, exist_ok=True)
+                Path(text.name).symlink_to(text)
+                config.train_file = text.name
                 try:
                     super().train_tokenizer()
                 except RuntimeError as error:
                     raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
+                finally:
+                    config.train_file = str(text)
             return
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(new_text, encoding="utf-8")
@@ -177,6 +185,7 @@ class LibriSpeechSystem(ASRSystem):
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
+        training_module.save_espnet_config = _save_config
         with _explain_full_disk(self.exp_dir), _refuse_other_model(checkpoint):
             super().train()
 
@@ -243,6 +252,8 @@ class LibriSpeechSystem(ASRSystem):
         self.inference_config.runner = {
             "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
         }
+        # The directory of an experiment is no pattern, whatever its name.
+        publication_utils.has_magic = lambda path: False
         try:
             bundle = super().pack_model()
         finally:
@@ -429,6 +440,11 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
             f"{checkpoint} was trained with other settings: {', '.join(changed)}. Give "
             "them as before, or another --exp_dir or --exp_tag"
         )
+
+
+def _save_config(task: str, config: DictConfig, exp_dir: str) -> None:
+    """Write ``config.yaml``; ESPnet3 takes a directory with a dot for a file."""
+    save_espnet_config(task, config, os.path.join(exp_dir, "config.yaml"))
 
 
 def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
