@@ -31,6 +31,8 @@ RECIPE_DIR = Path(__file__).absolute().parent
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 sys.path.insert(0, str(RECIPE_DIR))
 
+import interruption  # noqa: E402
+
 STAGES = (
     "create_dataset",
     "train_tokenizer",
@@ -255,10 +257,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             # Lightning starts this command once more for every other GPU.
             stages = [stage for stage in stages if stage == "train"]
+            interruption.where = ""
         system = LibriSpeechSystem(
             **{f"{role}_config": config for role, config in configs.items()}
         )
-        run_stages(system=system, stages_to_run=stages, log=configure_logging())
+        log = configure_logging()
+        for stage in stages:
+            if rank_zero_only.rank == 0:
+                interruption.where = f"in the stage {stage}"
+            run_stages(system=system, stages_to_run=[stage], log=log)
         if "measure" in stages:
             print(summarize(exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0))
     except USER_ERRORS as error:
@@ -266,4 +273,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    interruption.end_at_ctrl_c()
     main()
