@@ -224,11 +224,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from espnet3.utils.logging_utils import configure_logging
     from espnet3.utils.stages_utils import run_stages
     from lightning.pytorch.utilities import rank_zero_only
+    from src import report
     from src.check_options import check_asr_options, check_run_options
     from src.configs import make_configs
     from src.console import USER_ERRORS, explain, set_up_console
     from src.espnet2_config import default_search, parse_asr_config
-    from src.report import summarize
     from src.system import LibriSpeechSystem, lock
 
     try:
@@ -252,8 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if options.num_nodes == 1:
                 lock(exp_dir)
             command = [sys.executable, *(sys.argv if argv is None else argv)]
-            with (exp_dir / "commands.txt").open("a", encoding="utf-8") as file:
-                file.write(f"{shlex.join(command)}\n")
+            report.command = shlex.join(command)
         else:
             # Lightning starts this command once more for every other GPU.
             stages = [stage for stage in stages if stage == "train"]
@@ -266,8 +265,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             if rank_zero_only.rank == 0:
                 interruption.where = f"in the stage {stage}"
             run_stages(system=system, stages_to_run=[stage], log=log)
+        report.record_command(exp_dir)
         if "measure" in stages:
-            print(summarize(exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0))
+            print(
+                report.summarize(
+                    exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0
+                )
+            )
     except USER_ERRORS as error:
         sys.exit(f"{parser.prog}: {explain(error)}")
 

@@ -6,6 +6,7 @@ import logging
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import interruption
 import numpy as np
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
-from .report import plot_training_curves
+from .report import plot_training_curves, record_command
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,26 @@ class AverageCheckpoints(Callback):
         for callback in _averaging(trainer):
             for best in callback.best_ckpt_callbacks:
                 _link_average(self.exp_dir, best.monitor.replace("/", "."))
+
+
+class RecordCommand(Callback):
+    """Record the command of a training as soon as it has left something.
+
+    Args:
+        exp_dir: Directory of the experiment.
+    """
+
+    def __init__(self, exp_dir: str) -> None:
+        self.exp_dir = Path(exp_dir)
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Do so with every checkpoint: a refused command makes none."""
+        record_command(self.exp_dir)
 
 
 class PlotTrainingCurves(Callback):

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,13 @@ from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import error_rates, write_results
+from .report import (
+    MADE_FROM,
+    error_rates,
+    read_record,
+    record_command,
+    write_results,
+)
 from .tokenizer import gather_training_text
 
 logger = logging.getLogger(__name__)
@@ -207,7 +213,9 @@ class LibriSpeechSystem(ASRSystem):
                 "config": {**settings, "dataset": test},
                 "utterances": digest(_utterances(config, [test])),
             }
-            _discard_unless_made_from(subset, made_from)
+            if _discard_unless_made_from(subset, made_from):
+                # They are scores of what is no more.
+                (directory / "metrics.json").unlink(missing_ok=True)
         _unlock(subsets)
         super().infer()
 
@@ -219,8 +227,16 @@ class LibriSpeechSystem(ASRSystem):
             f"{config.inference_dir}/{t.name}/text.scp" for t in config.dataset.test
         ]
         self._require("infer", *texts)
+        # Those decoded before, too, with the same model.
+        names = [test.name for test in config.dataset.test]
+        directory = Path(config.inference_dir)
+        checkpoint, others = _find_decoded_alike(directory, names)
+        config.dataset.test += others
+        # Their texts are looked up there.
+        self.inference_config.dataset.test += others
         results = super().measure()
-        write_results(Path(config.exp_dir))
+        record_command(self.exp_dir)
+        write_results(self.exp_dir, checkpoint)
         # It is what these numbers have to be read with.
         self._compare_subsets()
         return results
@@ -341,23 +357,61 @@ def _count_lines(path: Path) -> int | None:
 
 def _discard_unless_made_from(
     directory: Path, made_from: Mapping[str, Any], accept: bool = False
-) -> None:
+) -> bool:
     """Remove a directory that was made from something else, and record what this is.
 
     Args:
         directory: What a stage writes for one subset.
         made_from: All that decides what it writes.
         accept: Whether to take over what there is no record of.
+
+    Returns:
+        Whether it was removed.
     """
     text = OmegaConf.to_yaml(OmegaConf.create(dict(made_from)))
-    record = directory / "made_from.yaml"
+    record = directory / MADE_FROM
     if record.is_file():
         accept = record.read_text(encoding="utf-8") == text
-    if not accept:
+    discarded = not accept and directory.is_dir()
+    if discarded:
         shutil.rmtree(directory, ignore_errors=True)
     if not record.is_file():
         directory.mkdir(parents=True, exist_ok=True)
         record.write_text(text, encoding="utf-8")
+    return discarded
+
+
+def _find_decoded_alike(
+    directory: Path, names: Sequence[str]
+) -> tuple[str | None, list[Any]]:
+    """Find what the model and the search of these subsets have decoded beside them.
+
+    Args:
+        directory: Of a decoding config, with a directory for each subset.
+        names: Subsets that are decoded.
+
+    Returns:
+        A digest of the model, and what the datasets of the others are made from.
+
+    Raises:
+        ValueError: The subsets were not decoded alike.
+    """
+    alike: dict[str, list[str]] = {}
+    records = {}
+    for text in sorted(directory.glob("*/text.scp")):
+        record = records[text.parent.name] = read_record(text.parent)
+        key = OmegaConf.to_yaml(
+            {"checkpoint": record.checkpoint, "model": record.config.model}
+        )
+        alike.setdefault(key, []).append(text.parent.name)
+    (decoded,) = (group for group in alike.values() if names[0] in group)
+    if unlike := [name for name in names if name not in decoded]:
+        raise ValueError(
+            f"{directory}: {', '.join(unlike)} and {names[0]} were not decoded by the "
+            "same model and search: run the stage infer first"
+        )
+    others = [records[name].config.dataset for name in decoded if name not in names]
+    return records[names[0]].checkpoint, others
 
 
 def _last_checkpoint(exp_dir: Path) -> Path | None:
