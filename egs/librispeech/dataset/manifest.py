@@ -98,10 +98,14 @@ class Manifest:
             rows = csv.reader(file, TSV)
             if tuple(next(rows, ())) != HEADER:
                 return []
-            utterances = [
-                Utterance(utt_id, audio, text, int(size), int(mtime_ns), int(samples))
-                for utt_id, audio, text, size, mtime_ns, samples in rows
-            ]
+            try:
+                utterances = [
+                    Utterance(utt_id, audio, text, *map(int, numbers))
+                    for utt_id, audio, text, *numbers in rows
+                ]
+            except (TypeError, ValueError, csv.Error):
+                # An earlier version did not quote a tab in a path.
+                return []
         # Another corpus may have a subset of the same name.
         if utterances and utterances[0].audio.startswith(f"{self.subset_dir}{os.sep}"):
             return utterances
