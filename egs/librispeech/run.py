@@ -31,6 +31,8 @@ RECIPE_DIR = Path(__file__).absolute().parent
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 sys.path.insert(0, str(RECIPE_DIR))
 
+import interruption  # noqa: E402
+
 STAGES = (
     "create_dataset",
     "train_tokenizer",
@@ -222,11 +224,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     from espnet3.utils.logging_utils import configure_logging
     from espnet3.utils.stages_utils import run_stages
     from lightning.pytorch.utilities import rank_zero_only
+    from src import report
     from src.check_options import check_asr_options, check_run_options
     from src.configs import make_configs
     from src.console import USER_ERRORS, explain, set_up_console
     from src.espnet2_config import default_search, parse_asr_config
-    from src.report import summarize
     from src.system import LibriSpeechSystem, lock
 
     try:
@@ -250,20 +252,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             if options.num_nodes == 1:
                 lock(exp_dir)
             command = [sys.executable, *(sys.argv if argv is None else argv)]
-            with (exp_dir / "commands.txt").open("a", encoding="utf-8") as file:
-                file.write(f"{shlex.join(command)}\n")
+            report.command = shlex.join(command)
         else:
             # Lightning starts this command once more for every other GPU.
             stages = [stage for stage in stages if stage == "train"]
+            interruption.where = ""
         system = LibriSpeechSystem(
             **{f"{role}_config": config for role, config in configs.items()}
         )
-        run_stages(system=system, stages_to_run=stages, log=configure_logging())
+        log = configure_logging()
+        for stage in stages:
+            if rank_zero_only.rank == 0:
+                interruption.where = f"in the stage {stage}"
+            run_stages(system=system, stages_to_run=[stage], log=log)
+        report.record_command(exp_dir)
         if "measure" in stages:
-            print(summarize(exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0))
+            print(
+                report.summarize(
+                    exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0
+                )
+            )
     except USER_ERRORS as error:
         sys.exit(f"{parser.prog}: {explain(error)}")
 
 
 if __name__ == "__main__":
+    interruption.end_at_ctrl_c()
     main()

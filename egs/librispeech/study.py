@@ -21,6 +21,7 @@ RECIPE_DIR = Path(__file__).absolute().parent
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(RECIPE_DIR), str(ROOT)]
 
+import interruption  # noqa: E402
 import run  # noqa: E402
 
 STAGES = ("speed", "train", "joined", "report")
@@ -154,10 +155,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             runner.prepare()
         for stage in STAGES:
             if stage in options.stages:
+                interruption.where = f"in the stage {stage}"
                 getattr(runner, stage)()
     except (OSError, StillRunningError, StudyError) as error:
         raise SystemExit(f"study.py: {error}") from error
 
 
 if __name__ == "__main__":
+    interruption.end_at_ctrl_c()
     main()

@@ -7,6 +7,7 @@ files were whole, and only new or changed ones are decoded again.
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from .corpus import Problem, Utterance, check_audio, read_transcripts
 
 # Earlier versions, which did not decode the audio, called the last one num_samples.
 HEADER = (*Utterance._fields[:-1], "decoded_samples")
+
+
+class TSV(csv.excel_tab):
+    """Tab-separated; a path with a tab, a line break or a quote in it is quoted."""
+
+    lineterminator = "\n"
 
 
 class Manifest:
@@ -102,14 +109,18 @@ class Manifest:
     def _read(self, path: Path) -> list[Utterance]:
         if not path.is_file():
             return []
-        with path.open(encoding="utf-8", newline="\n") as file:
-            rows = (line.removesuffix("\n").split("\t") for line in file)
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file, TSV)
             if tuple(next(rows, ())) != HEADER:
                 return []
-            utterances = [
-                Utterance(utt_id, audio, text, int(size), int(mtime_ns), int(samples))
-                for utt_id, audio, text, size, mtime_ns, samples in rows
-            ]
+            try:
+                utterances = [
+                    Utterance(utt_id, audio, text, *map(int, numbers))
+                    for utt_id, audio, text, *numbers in rows
+                ]
+            except (TypeError, ValueError, csv.Error):
+                # An earlier version did not quote a tab in a path.
+                return []
         # Another corpus may have a subset of the same name.
         if utterances and utterances[0].audio.startswith(f"{self.subset_dir}{os.sep}"):
             return utterances
@@ -118,7 +129,6 @@ class Manifest:
     def _write(self, path: Path, utterances: list[Utterance]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            for row in [HEADER, *utterances]:
-                file.write("\t".join(map(str, row)) + "\n")
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, TSV).writerows([HEADER, *utterances])
         os.replace(partial, path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
+import interruption
 import numpy as np
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.callbacks.default_callbacks import AverageCheckpointsCallback
@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
-from .report import plot_training_curves
+from .report import plot_training_curves, record_command
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +77,21 @@ class EndAtSigterm(Callback):
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Take the place of the handler that Lightning has just set."""
-        self._set_handler(trainer)
+        self._set_handler()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Do so where there is no sanity check: a training that goes on."""
-        self._set_handler(trainer)
+        self._set_handler()
 
-    def _set_handler(self, trainer: Trainer) -> None:
-        signal.signal(signal.SIGTERM, partial(_end, trainer.strategy.launcher))
+    def on_train_epoch_start(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Remember the epoch."""
+        if trainer.is_global_zero:
+            interruption.where = f"in epoch {trainer.current_epoch + 1} of the training"
+
+    def _set_handler(self) -> None:
+        signal.signal(signal.SIGTERM, lambda signum, frame: interruption.end(signum))
 
 
 class ForgetLostCheckpoints(Callback):
@@ -173,6 +180,26 @@ class AverageCheckpoints(Callback):
                 _link_average(self.exp_dir, best.monitor.replace("/", "."))
 
 
+class RecordCommand(Callback):
+    """Record the command of a training as soon as it has left something.
+
+    Args:
+        exp_dir: Directory of the experiment.
+    """
+
+    def __init__(self, exp_dir: str) -> None:
+        self.exp_dir = Path(exp_dir)
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Do so with every checkpoint: a refused command makes none."""
+        record_command(self.exp_dir)
+
+
 class PlotTrainingCurves(Callback):
     """Draw the training curves at the end of a training.
 
@@ -187,14 +214,6 @@ class PlotTrainingCurves(Callback):
         """Leave the picture."""
         if trainer.is_global_zero:
             plot_training_curves(self.exp_dir)
-
-
-def _end(launcher, signum: int, frame: FrameType | None) -> None:
-    if launcher is not None:
-        # They may wait for this one for ever, while it sees when one of them ends.
-        launcher.kill(signum)
-    signal.signal(signum, signal.SIG_DFL)
-    signal.raise_signal(signum)
 
 
 def _averaging(trainer: Trainer) -> list[AverageCheckpointsCallback]:

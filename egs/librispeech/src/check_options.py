@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import logging
 import re
 from collections.abc import Callable
@@ -39,6 +40,11 @@ NUMBER_AS_TEXT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 CATEGORY_BATCHES = ("catbel", "catpow", "catpow_balance_dataset")
 # Speech that is still speech.
 SLOWEST, FASTEST = 0.5, 2.0
+DURATIONS = "model_conf: transducer_multi_blank_durations"
+PLAIN_LOSS = (
+    "the plain loss (transducer_multi_blank_durations: []) needs warprnnt_pytorch, "
+    "which espnet/tools/installers/install_warp-transducer.sh builds"
+)
 TOKENS = ("<blank>", "<unk>", "A", "<sos/eos>")
 
 
@@ -61,6 +67,7 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> int:
     _check_criteria(args, config)
     _check_batches(args, config)
     _check_scheduler(args, config)
+    _check_transducer(args, config)
     model = _try("the model", args, config, _build_model, args)
     optimizer = _try("optim_conf", args, config, _build_optimizer, args)
     if args.scheduler is not None:
@@ -68,6 +75,24 @@ def check_asr_options(args: argparse.Namespace, config: str | Path) -> int:
         conf = args.scheduler_conf
         _try("scheduler_conf", args, config, scheduler, optimizer, **conf)
     return LEAST_SAMPLES if model is None else least_samples(model)
+
+
+def check_device(args: argparse.Namespace, config: str | Path, on_gpu: bool) -> None:
+    """Check that a model can be trained on a CPU, if it is to be.
+
+    Args:
+        args: All options, of the file and the command line.
+        config: The file.
+        on_gpu: Whether a GPU is to be trained on.
+
+    Raises:
+        ValueError: It cannot. The message names the option, the file and the remedy.
+    """
+    if _is_multi_blank(args) and not on_gpu:
+        raise ValueError(
+            f"{DURATIONS} in {config}: ESPnet has this loss for GPUs only. Train where "
+            f"there is one; on a CPU, {PLAIN_LOSS}"
+        )
 
 
 def check_run_options(options: argparse.Namespace) -> None:
@@ -172,6 +197,22 @@ def _check_scheduler(args: argparse.Namespace, config: str | Path) -> None:
         raise ValueError(
             f"scheduler in {config}: ESPnet3 cannot step {args.scheduler} both after "
             "updates and after epochs. Set reducelronplateau or warmuplr"
+        )
+
+
+def _is_multi_blank(args: argparse.Namespace) -> bool:
+    durations = args.model_conf.get("transducer_multi_blank_durations")
+    return args.decoder == "transducer" and bool(durations)
+
+
+def _check_transducer(args: argparse.Namespace, config: str | Path) -> None:
+    if args.decoder != "transducer" or _is_multi_blank(args):
+        return
+    # ESPnet imports it when it builds the model, for decoding too.
+    if importlib.util.find_spec("warprnnt_pytorch") is None:
+        raise ValueError(
+            f"{DURATIONS} in {config} is empty: {PLAIN_LOSS}. For training on a GPU, "
+            "[2] sets a loss that comes with ESPnet"
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from math import ceil
 from pathlib import Path
@@ -19,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from typeguard import TypeCheckError
 
+from .check_options import check_device
 from .espnet2_config import convert_inference, convert_training
 
 SUBSETS = ("train", "valid", "test")
@@ -36,7 +38,15 @@ LASTING_OF_TRAINER = ("accumulate_grad_batches", "gradient_clip_val")
 PASSING = ("data_dir", "num_workers", "recipe_dir", "source_dir")
 
 # File systems allow 255 bytes for a name, and those of packed models end in .zip.
+LONGEST_NAME = 251
 LONGEST_TAG = 240
+# What OmegaConf takes for a reference, and what is no text of one line in UTF-8.
+UNFIT_FOR_CONFIGS = re.compile(r"\$\{|[\n\r\ud800-\udfff]")
+# An experiment has these beside its decodings, or in its conf/.
+NO_DECODINGS = (
+    *("att_ws", "conf", "metrics", "model_pack", "partial", "publication"),
+    *("tensorboard", "training"),
+)
 
 
 def make_configs(
@@ -60,7 +70,8 @@ def make_configs(
         are also written to ``EXP_DIR/conf``.
 
     Raises:
-        ValueError: The corpus is not there, or an option that it needs.
+        ValueError: The corpus is not there, or an option that it needs, or a name will
+            not do.
         OSError: ``EXP_DIR/conf`` cannot be written.
     """
     corpus = _Corpus(options, recipe_dir)
@@ -76,6 +87,7 @@ def make_configs(
         "exp_tag": exp_tag,
         "exp_dir": str(exp_dir),
     }
+    _check_names(everywhere, options.inference_config, args.init_param, corpus.subsets)
     decoded = {
         **everywhere,
         "inference_dir": str(exp_dir / options.inference_config.stem),
@@ -122,6 +134,32 @@ def lasting_settings(training: DictConfig) -> dict[str, Any]:
     return dict(_flatten({**lasting, "trainer": trainer}))
 
 
+def _check_names(
+    everywhere: Mapping[str, str],
+    inference_config: Path,
+    init_param: Sequence[str],
+    subsets: Mapping[str, Sequence[str]],
+) -> None:
+    names = [*everywhere.values(), str(inference_config), *init_param]
+    for name in (*names, *(s for members in subsets.values() for s in members)):
+        if unfit := UNFIT_FOR_CONFIGS.search(name):
+            raise ValueError(
+                f"{name!r}: ESPnet3's configs cannot hold a name with {unfit[0]!r} in "
+                "it. Choose another"
+            )
+    name = Path(everywhere["exp_dir"]).name
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"--exp_tag or --exp_dir {name}: {len(name.encode())} bytes are too many, "
+            f"give {LONGEST_NAME} at most"
+        )
+    if inference_config.stem in NO_DECODINGS:
+        raise ValueError(
+            f"--inference_config {inference_config}: transcripts would go to a "
+            f"directory {inference_config.stem}, which is for something else. Rename it"
+        )
+
+
 class _Corpus:
     """Where the corpus is, what it is called and which subsets of it are used."""
 
@@ -141,11 +179,11 @@ class _Corpus:
             _check_conf(made_here[options.corpus], self.source_dir, self.conf)
         else:
             self.made_here = None
-            self.source_dir = Path(options.corpus).expanduser().absolute()
+            self.source_dir = Path(os.path.expanduser(options.corpus)).absolute()
             default = None
             self.subsets = given
             self._check(options.corpus, made_here)
-        self.name = self.source_dir.name.lower()
+        self.name = _cut(self.source_dir.name.lower(), LONGEST_TAG)
         if self.subsets != default or self.conf:
             # Two corpora may have one name, and one corpus many sets to train on.
             identity = (str(self.source_dir), given["train"], given["valid"])
@@ -199,6 +237,8 @@ def _training(
         raise ValueError(
             f"--ngpu {ngpu}: PyTorch sees {there} GPUs here. Give --ngpu {there}"
         )
+    if "train" in options.stages:
+        check_device(args, options.asr_config, on_gpu=ngpu > 0)
     config = convert_training(args, on_gpu=ngpu > 0)
     dataset = {role: corpus.datasets(role) for role in ("train", "valid")}
     frontend = [
@@ -270,7 +310,13 @@ def _exp_tag(
     tag = f"{options.asr_config.stem}_{corpus}_{tokens}"
     if len(f"{tag}{changes}{perturbed}".encode()) > LONGEST_TAG:
         changes = f"_{digest(changes)}"
+        tag = _cut(tag, LONGEST_TAG - len(f"{changes}{perturbed}"))
     return f"{tag}{changes}{perturbed}"
+
+
+def _cut(name: str, length: int) -> str:
+    """Return as much of a name as fits into so many bytes."""
+    return name.encode()[:length].decode(errors="ignore")
 
 
 def _speed_perturbation(factors: Sequence[float]) -> dict[str, Any]:

@@ -212,7 +212,10 @@ def convert_training(args: argparse.Namespace, on_gpu: bool) -> dict[str, Any]:
     for init_param in args.init_param:
         file = init_param.partition(":")[0]
         if not Path(file).is_file():
-            raise ValueError(f"--init_param {init_param}: there is no file {file}")
+            raise ValueError(
+                f"--init_param {init_param}: there is no file {file}. A colon ends the "
+                "name of the file"
+            )
     return {
         "seed": args.seed,
         "init_param": list(args.init_param),

@@ -9,38 +9,78 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 import matplotlib
 import torch
 from espnet3.utils.logging_utils import get_git_metadata
+from omegaconf import DictConfig, OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import espnet_fastformer
 
+from .configs import write_at_once
 from .metrics import COLUMNS, columns
 
 RESULTS = "RESULTS.md"
 CURVES = "training_curves.png"
+COMMANDS = "commands.txt"
+# What a decoded subset was made from.
+MADE_FROM = "made_from.yaml"
+
+# The command line of this process, unless another one keeps it.
+command = ""
 
 
-def write_results(exp_dir: Path) -> str:
-    """Write ``RESULTS.md``, the scores of everything decoded, in ESPnet's style.
+def record_command(exp_dir: Path) -> None:
+    """Keep the command with those that made what is in an experiment.
 
     Args:
         exp_dir: Directory of the experiment.
+    """
+    file = exp_dir / COMMANDS
+    commands = file.read_text("utf-8").splitlines() if file.is_file() else []
+    if command and command not in commands:
+        write_at_once("\n".join([*commands, command, ""]), file)
+
+
+def read_record(subset: Path) -> DictConfig:
+    """Return what a decoded subset was made from.
+
+    Args:
+        subset: Its directory.
+    """
+    file = subset / MADE_FROM
+    if file.is_file():
+        return OmegaConf.load(file)
+    # It was decoded by an earlier version.
+    return OmegaConf.create({"checkpoint": None, "config": {"model": None}})
+
+
+def write_results(exp_dir: Path, checkpoint: str | None) -> str:
+    """Write ``RESULTS.md``, the scores of what a model has decoded, in ESPnet's style.
+
+    Args:
+        exp_dir: Directory of the experiment.
+        checkpoint: Digest of the model. What an earlier one of the experiment decoded
+            is left out.
 
     Returns:
         The text.
     """
-    scores = {
-        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(exp_dir.glob("*/metrics.json"))
+    scores = {}
+    for path in sorted(exp_dir.glob("*/metrics.json")):
         # A packed model holds a copy of its scores.
-        if not (path.parent / "meta.yaml").exists()
-    }
+        if not (path.parent / "meta.yaml").exists():
+            scores[path.parent.name] = {
+                metric: {
+                    subset: values
+                    for subset, values in subsets.items()
+                    if read_record(path.parent / subset).checkpoint == checkpoint
+                }
+                for metric, subsets in json.loads(path.read_text("utf-8")).items()
+            }
     git = get_git_metadata(Path(__file__).parent)
     lines = [
         "# RESULTS",
@@ -57,12 +97,12 @@ def write_results(exp_dir: Path) -> str:
         "",
         f"## {exp_dir.name}",
         "",
-        "- configs: `config.yaml`, `conf/`",
+        f"- configs: `config.yaml`, and `{MADE_FROM}` of each dataset decoded",
         f"- training curves: `{CURVES}`",
         "- commands:",
         "",
         "```sh",
-        *_distinct((exp_dir / "commands.txt").read_text("utf-8").splitlines()),
+        *(exp_dir / COMMANDS).read_text("utf-8").splitlines(),
         "```",
     ]
     for rate in ("WER", "CER"):
@@ -160,10 +200,6 @@ def _machine() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"CPU, {torch.get_num_threads()} threads"
-
-
-def _distinct(lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(lines))
 
 
 def _table(rate: str, scores: dict[str, dict]) -> list[str]:

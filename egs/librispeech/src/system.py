@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from espnet3.systems.esp2_asr.system import ASRSystem
+from espnet3.utils import publication_utils
+from espnet3.utils.task_utils import save_espnet_config
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,7 +40,13 @@ from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import error_rates, write_results
+from .report import (
+    MADE_FROM,
+    error_rates,
+    read_record,
+    record_command,
+    write_results,
+)
 from .tokenizer import gather_training_text
 
 logger = logging.getLogger(__name__)
@@ -115,12 +123,18 @@ class LibriSpeechSystem(ASRSystem):
         for name in (text.name, *model, "tokens.txt"):
             (directory / name).unlink(missing_ok=True)
         if config.model_type != "char":
-            # SentencePiece writes into the working directory before it moves its files.
+            # ESPnet3 moves what SentencePiece writes from the working directory.
             with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+                # SentencePiece takes a comma for the end of a name.
+                directory.mkdir(parents=True, exist_ok=True)
+                Path(text.name).symlink_to(text)
+                config.train_file = text.name
                 try:
                     super().train_tokenizer()
                 except RuntimeError as error:
                     raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
+                finally:
+                    config.train_file = str(text)
             return
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(new_text, encoding="utf-8")
@@ -177,6 +191,7 @@ class LibriSpeechSystem(ASRSystem):
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
+        training_module.save_espnet_config = _save_config
         with _explain_full_disk(self.exp_dir), _refuse_other_model(checkpoint):
             super().train()
 
@@ -198,7 +213,9 @@ class LibriSpeechSystem(ASRSystem):
                 "config": {**settings, "dataset": test},
                 "utterances": digest(_utterances(config, [test])),
             }
-            _discard_unless_made_from(subset, made_from)
+            if _discard_unless_made_from(subset, made_from):
+                # They are scores of what is no more.
+                (directory / "metrics.json").unlink(missing_ok=True)
         _unlock(subsets)
         super().infer()
 
@@ -210,8 +227,16 @@ class LibriSpeechSystem(ASRSystem):
             f"{config.inference_dir}/{t.name}/text.scp" for t in config.dataset.test
         ]
         self._require("infer", *texts)
+        # Those decoded before, too, with the same model.
+        names = [test.name for test in config.dataset.test]
+        directory = Path(config.inference_dir)
+        checkpoint, others = _find_decoded_alike(directory, names)
+        config.dataset.test += others
+        # Their texts are looked up there.
+        self.inference_config.dataset.test += others
         results = super().measure()
-        write_results(Path(config.exp_dir))
+        record_command(self.exp_dir)
+        write_results(self.exp_dir, checkpoint)
         # It is what these numbers have to be read with.
         self._compare_subsets()
         return results
@@ -243,6 +268,8 @@ class LibriSpeechSystem(ASRSystem):
         self.inference_config.runner = {
             "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
         }
+        # The directory of an experiment is no pattern, whatever its name.
+        publication_utils.has_magic = lambda path: False
         try:
             bundle = super().pack_model()
         finally:
@@ -330,23 +357,61 @@ def _count_lines(path: Path) -> int | None:
 
 def _discard_unless_made_from(
     directory: Path, made_from: Mapping[str, Any], accept: bool = False
-) -> None:
+) -> bool:
     """Remove a directory that was made from something else, and record what this is.
 
     Args:
         directory: What a stage writes for one subset.
         made_from: All that decides what it writes.
         accept: Whether to take over what there is no record of.
+
+    Returns:
+        Whether it was removed.
     """
     text = OmegaConf.to_yaml(OmegaConf.create(dict(made_from)))
-    record = directory / "made_from.yaml"
+    record = directory / MADE_FROM
     if record.is_file():
         accept = record.read_text(encoding="utf-8") == text
-    if not accept:
+    discarded = not accept and directory.is_dir()
+    if discarded:
         shutil.rmtree(directory, ignore_errors=True)
     if not record.is_file():
         directory.mkdir(parents=True, exist_ok=True)
         record.write_text(text, encoding="utf-8")
+    return discarded
+
+
+def _find_decoded_alike(
+    directory: Path, names: Sequence[str]
+) -> tuple[str | None, list[Any]]:
+    """Find what the model and the search of these subsets have decoded beside them.
+
+    Args:
+        directory: Of a decoding config, with a directory for each subset.
+        names: Subsets that are decoded.
+
+    Returns:
+        A digest of the model, and what the datasets of the others are made from.
+
+    Raises:
+        ValueError: The subsets were not decoded alike.
+    """
+    alike: dict[str, list[str]] = {}
+    records = {}
+    for text in sorted(directory.glob("*/text.scp")):
+        record = records[text.parent.name] = read_record(text.parent)
+        key = OmegaConf.to_yaml(
+            {"checkpoint": record.checkpoint, "model": record.config.model}
+        )
+        alike.setdefault(key, []).append(text.parent.name)
+    (decoded,) = (group for group in alike.values() if names[0] in group)
+    if unlike := [name for name in names if name not in decoded]:
+        raise ValueError(
+            f"{directory}: {', '.join(unlike)} and {names[0]} were not decoded by the "
+            "same model and search: run the stage infer first"
+        )
+    others = [records[name].config.dataset for name in decoded if name not in names]
+    return records[names[0]].checkpoint, others
 
 
 def _last_checkpoint(exp_dir: Path) -> Path | None:
@@ -429,6 +494,11 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
             f"{checkpoint} was trained with other settings: {', '.join(changed)}. Give "
             "them as before, or another --exp_dir or --exp_tag"
         )
+
+
+def _save_config(task: str, config: DictConfig, exp_dir: str) -> None:
+    """Write ``config.yaml``; ESPnet3 takes a directory with a dot for a file."""
+    save_espnet_config(task, config, os.path.join(exp_dir, "config.yaml"))
 
 
 def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:

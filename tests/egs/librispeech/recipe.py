@@ -94,10 +94,13 @@ class Recipe:
             *("--data_dir", str(root / "data")),
         ]
 
-    def start(self, *options: str, exp: str = "exp") -> subprocess.Popen:
+    def _exp_dir(self, exp: str | None) -> Path:
+        return self.exp_dir if exp is None else self.root / exp
+
+    def start(self, *options: str, exp: str | None = None) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, RECIPE_DIR / "run.py", *self.options, *options]
-            + ["--exp_dir", str(self.root / exp)],
+            + ["--exp_dir", str(self._exp_dir(exp))],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=self.root,
             stdout=subprocess.PIPE,
@@ -105,22 +108,22 @@ class Recipe:
             text=True,
         )
 
-    def run(self, *options: str, exp: str = "exp") -> str:
+    def run(self, *options: str, exp: str | None = None) -> str:
         process = self.start(*options, exp=exp)
         output, _ = process.communicate()
         assert process.returncode == 0, output
         return output
 
-    def fail(self, *options: str, exp: str = "exp") -> str:
+    def fail(self, *options: str, exp: str | None = None) -> str:
         process = self.start(*options, exp=exp)
         output, _ = process.communicate()
         assert process.returncode not in (0, None), output
         return output
 
-    def curves(self, exp: str = "exp") -> dict[str, dict[int, float]]:
+    def curves(self, exp: str | None = None) -> dict[str, dict[int, float]]:
         """What TensorBoard logged, by name and step."""
         curves = defaultdict(dict)
-        for file in (self.root / exp / "tensorboard").glob("**/events.*"):
+        for file in (self._exp_dir(exp) / "tensorboard").glob("**/events.*"):
             events = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
             for name in events.Tags()["scalars"]:
                 curves[name].update((e.step, e.value) for e in events.Scalars(name))

@@ -411,6 +411,22 @@ def test_directory_of_an_utterance_s_name_is_no_audio(recipe):
     assert f"{recipe.transcript}:2: no audio file" in recipe.problems()
 
 
+def test_any_name_of_a_directory_is_read_back(recipe):
+    odd = recipe.source_dir.with_name('"tab\t, quote" and\u2028others')
+    recipe.source_dir = recipe.source_dir.rename(odd)
+    recipe.build()
+    assert recipe.is_built()
+    assert len(recipe.names()) == 4
+    # As earlier versions wrote it.
+    for path in (recipe.data_dir / "manifest").iterdir():
+        text = path.read_text()
+        assert '""tab\t' in text
+        path.write_text(text.replace('""', "\0").replace('"', "").replace("\0", '"'))
+    assert not recipe.is_built()
+    recipe.build()
+    assert recipe.is_built()
+
+
 def test_manifest_of_a_version_that_did_not_decode_is_not_believed(recipe, opened):
     recipe.build()
     for path in (recipe.data_dir / "manifest").iterdir():

@@ -1,6 +1,7 @@
 """Trainings of the recipe that are stopped, by a signal or by a disk."""
 
 import contextlib
+import re
 import shutil
 import signal
 import subprocess
@@ -98,6 +99,17 @@ def test_sigterm_to_one_process_ends_all(recipe, rank):
     assert process.returncode not in (0, None)
     assert rank == 1 or process.returncode == -signal.SIGTERM
     assert load(last)["global_step"] > 0
+
+
+def test_ctrl_c_says_where_it_stopped(recipe):
+    process = recipe.start(*train(1000), "--nproc", "2", exp="ctrl_c")
+    wait_for(recipe.root / "ctrl_c" / "last.ckpt", process)
+    process.send_signal(signal.SIGINT)
+    # It ends when the last process that has its other end has.
+    output, _ = process.communicate(timeout=1000)
+    assert process.returncode == -signal.SIGINT
+    assert re.search(r"Stopped in epoch \d+ of the training\. Give the same", output)
+    assert output.count("Stopped ") == 1 and "Traceback" not in output
 
 
 @contextlib.contextmanager
