@@ -74,7 +74,7 @@ def test_least_length_follows_from_the_model(
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
     # The configs are written before any stage.
-    with pytest.raises(FileNotFoundError, match="run the stage train first"):
+    with pytest.raises(SystemExit, match="run the stage train first"):
         main(
             [
                 *("--corpus", str(an4_corpus.source_dir)),
