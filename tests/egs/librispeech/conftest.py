@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from espnet3.components.data.dataset_module import load_dataset_module
+from tqdm import tqdm
 
 RECIPE_DIR = Path(__file__).parents[3] / "egs" / "librispeech"
 TINY_SYNTHETIC = {"train_hours": 0.02, "dev_hours": 0.005, "test_hours": 0.005}
@@ -22,6 +23,12 @@ class Corpus(NamedTuple):
     train: str
     valid: str
     test: str
+
+
+@pytest.fixture(autouse=True)
+def bars(monkeypatch):
+    """Leave bars to later tests as they were: a run changes them for its process."""
+    monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
 
 
 @pytest.fixture(scope="session")
