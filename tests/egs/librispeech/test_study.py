@@ -1,13 +1,16 @@
 """The study as a whole, run as its users run it."""
 
+import fcntl
 import importlib.util
 import json
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,35 @@ def study(an4_corpus, tmp_path_factory) -> Study:
     study.first = study.results()
     study.first_page = study.page.read_text()
     return study
+
+
+def test_ctrl_c_ends_the_trainings_and_fails_none(an4_corpus, tmp_path):
+    study = Study(tmp_path, an4_corpus)
+    process = subprocess.Popen(
+        [sys.executable, RECIPE_DIR / "study.py", *study.options],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # As of a terminal, which sends SIGINT to all of a group.
+        start_new_session=True,
+    )
+    log = study.exp_dir / "prepare.log"
+    while "[START] stage: collect_stats" not in (
+        log.read_text() if log.exists() else ""
+    ):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert output.endswith(
+        "\nStopped before its first stage. Give the same command again to go on.\n"
+    )
+    assert "Traceback" not in output and "Traceback" not in log.read_text()
+    # Nothing holds the log of a command that has ended.
+    with log.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def test_trained_row(study):
