@@ -1,17 +1,44 @@
 """What is left of an experiment for people to look at."""
 
 import importlib
+import json
 
 import matplotlib.image
 import numpy as np
+import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from .conftest import RECIPE_DIR
 
 
-def test_curve_of_one_epoch_is_seen(monkeypatch, tmp_path):
+@pytest.fixture
+def report(monkeypatch):
     monkeypatch.syspath_prepend(RECIPE_DIR)
-    report = importlib.import_module("src.report")
+    return importlib.import_module("src.report")
+
+
+def test_results_are_of_one_model(report, tmp_path, monkeypatch):
+    values = {f"WER_{column}": 1 for column in report.COLUMNS}
+    for decoding, subset, checkpoint in (
+        ("beam", "test", "new"),
+        ("greedy", "test", "new"),
+        ("wide", "test", "old"),
+    ):
+        directory = tmp_path / decoding / subset
+        directory.mkdir(parents=True)
+        (directory / "made_from.yaml").write_text(f"checkpoint: {checkpoint}\n")
+        scores = json.dumps({"metrics.WER": {subset: values}})
+        (directory.parent / "metrics.json").write_text(scores)
+    for command in ("one", "two", "one"):
+        monkeypatch.setattr(report, "command", command)
+        report.record_command(tmp_path)
+    report.write_results(tmp_path, "new")
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "```sh\none\ntwo\n```" in text
+    assert "|beam/test|" in text and "|greedy/test|" in text and "wide" not in text
+
+
+def test_curve_of_one_epoch_is_seen(report, tmp_path):
     with SummaryWriter(tmp_path / "tensorboard") as writer:
         writer.add_scalar("valid/loss", 3.0, 5)
     report.plot_training_curves(tmp_path)

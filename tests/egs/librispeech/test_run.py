@@ -221,27 +221,14 @@ def test_finished_decoding_is_not_redone(an4_recipe, an4_corpus):
     assert done.stat().st_mtime_ns == before
 
 
-def test_results_keep_what_the_same_model_has_decoded(an4_recipe, an4_corpus):
-    def decode_and_score() -> set[str]:
-        an4_recipe.run(*options, "--test_subsets", an4_corpus.valid)
-        results = (an4_recipe.exp_dir / "RESULTS.md").read_text()
-        assert f"--test_subsets {an4_corpus.valid}" in results
-        return read_table(results, "WER").keys() - {"dataset"}
-
-    options = ("--stages", "infer", "measure")
-    both = {f"decode_short/{name}" for name in (an4_corpus.test, an4_corpus.valid)}
-    assert both <= decode_and_score()
-    average = an4_recipe.exp_dir / "valid.acc.ave.pth"
-    before = average.read_bytes()
-    other = {name: 2 * weight for name, weight in load(average).items()}
-    torch.save(other, average)
-    assert decode_and_score() == {f"decode_short/{an4_corpus.valid}"}
-    output = an4_recipe.fail(
-        "--stages", "measure", "--test_subsets", an4_corpus.valid, an4_corpus.test
-    )
-    assert f"{an4_corpus.test} and {an4_corpus.valid} were not decoded by" in output
-    average.write_bytes(before)
-    an4_recipe.run(*options)
+def test_results_keep_what_was_decoded_before(an4_recipe, an4_corpus):
+    subset = ("--test_subsets", an4_corpus.valid)
+    an4_recipe.run("--stages", "infer", "measure", *subset)
+    results = (an4_recipe.exp_dir / "RESULTS.md").read_text()
+    assert shlex.join(subset) in results
+    assert read_table(results, "WER").keys() >= {
+        f"decode_short/{name}" for name in (an4_corpus.test, an4_corpus.valid)
+    }
 
 
 def test_options_that_lightning_follows_otherwise(an4_recipe):

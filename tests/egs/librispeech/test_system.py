@@ -56,6 +56,33 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     assert after == before
 
 
+def test_scores_are_of_one_model_and_search(system, tmp_path):
+    made_from = {
+        "a": ("new", {"beam_size": 2}),
+        "b": ("new", {"beam_size": 2}),
+        "older": ("old", {"beam_size": 2}),
+        "wider": ("new", {"beam_size": 9}),
+        "unfinished": ("new", {"beam_size": 2}),
+    }
+    for name, (checkpoint, model) in made_from.items():
+        config = {"model": model, "dataset": {"name": name}}
+        record = {"checkpoint": checkpoint, "config": config}
+        (tmp_path / name).mkdir()
+        OmegaConf.save(OmegaConf.create(record), tmp_path / name / "made_from.yaml")
+        if name != "unfinished":
+            (tmp_path / name / "text.scp").touch()
+    # An earlier version kept no record.
+    (tmp_path / "ancient").mkdir()
+    (tmp_path / "ancient" / "text.scp").touch()
+    find = system._find_decoded_alike
+    assert find(tmp_path, ["a"]) == ("new", [{"name": "b"}])
+    assert find(tmp_path, ["b", "a"]) == ("new", [])
+    assert find(tmp_path, ["older"]) == ("old", [])
+    assert find(tmp_path, ["ancient"]) == (None, [])
+    with pytest.raises(ValueError, match=r"older, wider and a were not decoded by"):
+        find(tmp_path, ["a", "older", "wider"])
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_first_process_alone_restores_the_config(system, tmp_path, monkeypatch, rank):
     monkeypatch.setattr(rank_zero_only, "rank", rank)
