@@ -7,6 +7,7 @@ Reference:
 
 import torch
 from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAttention
+from torch._subclasses.fake_tensor import FakeTensor
 from typeguard import typechecked
 
 from espnet_fastformer.layers.chunks import (
@@ -363,12 +364,11 @@ def batched_linear(
 
 def is_plain_linear(linear: torch.nn.Module) -> bool:
     """Return whether a call computes what weight and bias say, and nothing else."""
-    return (
-        type(linear) is torch.nn.Linear
-        and not has_hooks(linear)
-        and type(linear.weight) in (torch.Tensor, torch.nn.Parameter)
-        and type(linear.bias) in (torch.Tensor, torch.nn.Parameter)
-    )
+    if type(linear) is not torch.nn.Linear or has_hooks(linear):
+        return False
+    # Tensors of other classes may multiply in their own way; an exporter's do not.
+    plain = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    return type(linear.weight) in plain and type(linear.bias) in plain
 
 
 def affine(
