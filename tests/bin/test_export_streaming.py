@@ -14,11 +14,14 @@ from espnet_fastformer.inference.features import extract_features
 from espnet_fastformer.inference.model import load_model
 from tests.inference.models import make_experiment, noise
 
-EXAMPLES = re.findall(
-    r"```python\n(.*?)```",
-    (Path(__file__).parents[2] / "docs" / "streaming.md").read_text(),
-    re.DOTALL,
-)
+DOCS = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text()
+
+
+def example(module: str) -> str:
+    """Return the program of docs/streaming.md that imports a module."""
+    programs = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    (program,) = (text for text in programs if f"import {module}\n" in text)
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_onnx_runtime(exp, audio, monkeypatch, capsys):
         feats = extract_features(model.eval().frontend, torch.from_numpy(audio))[0]
     np.save("feats.npy", feats.numpy())
     capsys.readouterr()
-    exec(EXAMPLES[0], {})
+    exec(example("onnxruntime"), {})
     tokens = capsys.readouterr().out.split()
     assert len(tokens) > 50
     assert text_only(tokens) == decode(exp, audio, is_final=True)
@@ -114,6 +117,6 @@ def test_sherpa_onnx(exp, audio, monkeypatch, capfd):
     monkeypatch.chdir(exp.parent)
     soundfile.write("talk.wav", audio, 16000)
     capfd.readouterr()
-    exec(EXAMPLES[1], {})
+    exec(example("sherpa_onnx"), {})
     text = recognizer.get_result(streams[0])
     assert capfd.readouterr().out.startswith(text[:-5])
