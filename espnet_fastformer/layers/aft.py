@@ -27,7 +27,11 @@ from espnet_fastformer.layers.chunks import (
     weigh_chunks,
 )
 from espnet_fastformer.layers.dropout import Dropout
-from espnet_fastformer.layers.modes import is_exporting, without_autocast
+from espnet_fastformer.layers.modes import (
+    is_exporting,
+    padding_of,
+    without_autocast,
+)
 from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
 from espnet_fastformer.layers.weighted_sum import (
     Blocks,
@@ -99,7 +103,7 @@ class AFT(ChunkedLayer, torch.nn.Module):
             raise ValueError(
                 f"mask must have shape (batch, 1, time), but has {tuple(mask.shape)}"
             )
-        padding = None if mask is None else mask.eq(0).mT
+        padding = None if mask is None else padding_of(mask).mT
         if self.chunks is not None:
             return self._forward_chunks(query, key, value, padding, self.chunks)
         blocks = self.blocks(key.size(1))
@@ -208,7 +212,7 @@ class AFT(ChunkedLayer, torch.nn.Module):
         """
         key = self.linear_k(key)
         with without_autocast(key.device):
-            padding = None if mask is None else mask.eq(0).mT
+            padding = None if mask is None else padding_of(mask).mT
             weights = key_weights(key, greatest_key(key, padding), padding)
             least = torch.finfo(weights.dtype).tiny  # Padding alone sums to zero.
             weights = weights / weights.sum(1, keepdim=True).clamp(min=least)
@@ -558,10 +562,11 @@ class FactorizedBias(torch.nn.Module):
         self, frames: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return u and v of the first positions, each (frames, rank)."""
-        return tuple(
-            F.pad(factor[:frames].to(dtype), (0, 0, 0, max(0, frames - len(factor))))
-            for factor in (self.query, self.key)
-        )
+        factors = [factor[:frames].to(dtype) for factor in (self.query, self.key)]
+        missing = frames - len(self.query)
+        if missing > 0:
+            factors = [F.pad(factor, (0, 0, 0, missing)) for factor in factors]
+        return tuple(factors)
 
 
 def blocks_of_window(frames: int, radius: int) -> Blocks:

@@ -22,6 +22,7 @@ from espnet_fastformer.layers.modes import (
     has_hooks,
     is_exporting,
     is_traced,
+    padding_of,
     without_autocast,
 )
 from espnet_fastformer.layers.weighted_sum import divide
@@ -77,7 +78,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         """
         if self.chunks is not None:
             return self._forward_chunks(xs_pad, mask, self.chunks)
-        if not self._is_foldable():
+        if xs_pad.device.type != "cpu" or not self._is_foldable():
             return self._forward_unfolded(xs_pad, mask)
         key_mean = self.pool(xs_pad, mask)  # (B, D)
         frames, size = xs_pad.shape[1:]
@@ -128,12 +129,14 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             float32.
         """
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        padding = None if mask is None else mask.eq(0)
+        padding = padding_of(mask)
+        heads = self.num_attention_heads
         with without_autocast(frames.device):
             scores = self.attention_head_size**-0.5 * scores.to(dtype).mT
             weights = softmax_over_time(scores, padding)  # (B, H, T)
-            heads = frames.to(dtype).unflatten(2, (self.num_attention_heads, -1))
-            sums = torch.einsum("bht,bthd->bhd", weights, heads)
+            # Of all channels, since a copy of each head's costs more than the product.
+            sums = torch.bmm(weights, frames.to(dtype)).unflatten(2, (heads, -1))
+            sums = sums.diagonal(dim1=1, dim2=2).mT
         return weights, sums.flatten(1).unsqueeze(1)
 
     def _forward_chunks(
@@ -150,7 +153,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             k_n   = sum over p_t up to chunk n, weighted by the scores of p_t
             y_t   = W_t (k_n * q_t) + q_t + b_t              for t in chunk n
         """
-        padding = None if mask is None else mask.eq(0).mT
+        padding = None if mask is None else padding_of(mask).mT
 
         def scale(x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
             return (chunks.cut(x) * mean.to(x.dtype)).reshape(x.shape)
@@ -192,7 +195,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         """Return the global key of each utterance, (B, D), in at least float32."""
         with without_autocast(xs_pad.device):
             x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
-            padding = None if mask is None else mask.eq(0)
+            padding = padding_of(mask)
             scale = self.attention_head_size**-0.5
             query_att, query_att_bias = affine(self.query_att, x)
             key_att, key_att_bias = affine(self.key_att, x)

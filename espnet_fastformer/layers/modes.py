@@ -27,6 +27,22 @@ def is_traced() -> bool:
     )
 
 
+def padding_of(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return where a mask has padding, made once for all layers that get the mask.
+
+    Args:
+        mask: (B, 1, T), any dtype, non-zero on real frames; None if all are real.
+
+    Returns:
+        (B, 1, T), true on padding; None if there is none.
+    """
+    if mask is None or is_traced():
+        return None if mask is None else mask.eq(0)
+    if not hasattr(mask, "_padding"):
+        mask._padding = mask.eq(0)
+    return mask._padding
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context without autocast, on devices that have none too, as meta."""
     if not torch.amp.is_autocast_available(device.type):

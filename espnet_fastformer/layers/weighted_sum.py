@@ -86,8 +86,8 @@ class Blocks:
                 batch, heads, _, channels = piece.shape
                 padded = self.frames + sum(self.around)
                 joined = piece.new_empty(batch, heads, padded, channels)
-                joined[:, :, : self.margin] = 0.0
-                joined[:, :, self.margin + self.frames :] = 0.0
+                joined[:, :, : self.margin].zero_()
+                joined[:, :, self.margin + self.frames :].zero_()
             joined[:, :, first : first + piece.size(2)] = piece
             first += piece.size(2)
         return joined
@@ -319,7 +319,8 @@ def exp_bias(bias: torch.Tensor, has_rest: bool) -> tuple[torch.Tensor, torch.Te
     top = bias.detach().amax(-1, keepdim=True)
     if has_rest:
         top = top.clamp(min=0.0)
-    return torch.exp(bias - top + _CENTRE), torch.exp(_CENTRE - top)
+    shift = _CENTRE - top
+    return torch.exp(bias + shift), torch.exp(shift)
 
 
 class _WeighedValues(torch.autograd.Function):
@@ -332,8 +333,8 @@ class _WeighedValues(torch.autograd.Function):
         padded = before + frames + after
         sums = top.new_empty(batch, heads, padded, value_size + key.size(3))
         if padded > frames:
-            sums[:, :, :before] = 0.0
-            sums[:, :, before + frames :] = 0.0
+            sums[:, :, :before].zero_()
+            sums[:, :, before + frames :].zero_()
         real = sums[:, :, before : before + frames]
         weights = real[..., value_size:]
         torch.sub(key, top - _CENTRE, out=weights).exp_()
@@ -391,7 +392,9 @@ class _WeightedSum(torch.autograd.Function):
         near, far, sums = ctx.saved_tensors
         blocks = ctx.blocks
         missing = blocks.count * blocks.length - blocks.frames
-        grad = blocks.cut(F.pad(grad, (0, 0, 0, missing)))  # (B, H, N, L, C)
+        if missing > 0:
+            grad = F.pad(grad, (0, 0, 0, missing))
+        grad = blocks.cut(grad)  # (B, H, N, L, C)
         grad_near = grad_sums = None
         if ctx.needs_input_grad[0]:
             grad_near = _matmul_of_all(grad, blocks.windows(sums)).sum_to_size(
@@ -403,7 +406,7 @@ class _WeightedSum(torch.autograd.Function):
                 return grad_near, None, grad_windows.squeeze(2), None
             grad_rest = torch.matmul(far.mT, grad).squeeze(3)  # (B, H, N, C)
             grad_sums = torch.empty_like(sums)
-            grad_sums[:, :, blocks.count * blocks.length :] = 0.0
+            grad_sums[:, :, blocks.count * blocks.length :].zero_()
             blocks.cut(grad_sums).copy_(_sum_after(grad_rest).unsqueeze(3))
             last = 2 * blocks.margin
             blocks.cut(grad_sums, last).add_(_sum_before(grad_rest).unsqueeze(3))
