@@ -8,6 +8,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 STARTUP_HOOK = "espnet_fastformer.pth"
+# Where the project is published; no release is made elsewhere, see release.yml.
+REPOSITORY = "https://github.com/OWNER/espnet-fastformer"
 
 PLOT = ["matplotlib"]
 ONNX = ["onnx", "onnxruntime", "onnxscript"]
@@ -17,13 +19,17 @@ TEST = [
     *RECIPE,
     *ONNX,
     "build",
+    "check-jsonschema",
     "hypothesis",
     "loralib",
+    "mypy",
     "pytest",
     "pytest-xdist",
     "ruff",
     "setuptools>=77",
     "sherpa-onnx",
+    "twine",
+    "zizmor",
 ]
 
 
@@ -54,6 +60,21 @@ setup(
     "for ESPnet",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    keywords=[
+        "aft",
+        "attention free transformer",
+        "espnet",
+        "fastformer",
+        "linear attention",
+        "pytorch",
+        "speech recognition",
+    ],
+    project_urls={
+        "Source": REPOSITORY,
+        "Documentation": f"{REPOSITORY}#readme",
+        "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.12",
@@ -71,6 +92,7 @@ setup(
         "test": TEST,
     },
     packages=find_packages(include=["espnet_fastformer", "espnet_fastformer.*"]),
+    package_data={"espnet_fastformer": ["py.typed"]},
     # With an explicit root, an editable install is a plain path instead of an import
     # finder, which alone would cost every interpreter more than this package does.
     package_dir={"": "."},
@@ -83,6 +105,7 @@ setup(
         "Programming Language :: Python :: 3.13",
         "Topic :: Multimedia :: Sound/Audio :: Speech",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
     zip_safe=False,
 )

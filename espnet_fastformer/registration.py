@@ -51,7 +51,7 @@ HOLDERS_OF_ATTENTIONS = (
     "espnet2.train.trainer",
 )
 
-_warned = set()
+_warned: set[str] = set()
 
 
 def register() -> None:

@@ -3,9 +3,8 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash tests/style.sh
 python=$(bash tools/setup_env.sh test)
-"$python" -m ruff check
-"$python" -m ruff format --check
 # A process a core, each with one thread, and a file's tests in one of them.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec "$python" -m pytest --numprocesses auto --dist loadfile "$@"

@@ -43,7 +43,7 @@ LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2
 FRAMES_AT_ONCE = 4096
 
 # Input layers that have met an utterance that was too short.
-_NAMED = weakref.WeakSet()
+_NAMED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 POSITIONAL_ENCODING = {
     "abs_pos": SinusoidalEncoding,
@@ -109,7 +109,7 @@ def build_input_layer(
     Raises:
         ValueError: If the name is unknown, or input size or token do not fit.
     """
-    least = LEAST_FEATURES.get(input_layer, 1)
+    least = LEAST_FEATURES.get(input_layer or "", 1)
     if input_size < least:
         raise ValueError(
             f"input_layer: {input_layer} needs {least} features or more (frontend_conf:"
@@ -153,11 +153,10 @@ def receptive_field(embed: torch.nn.Module) -> tuple[int, int]:
         t * stride + size - 1. Both are 1 if the layer does not subsample.
     """
     size = stride = 1
-    if isinstance(embed, tuple(SUBSAMPLING.values())):
-        for layer in embed.conv:
-            if isinstance(layer, (torch.nn.Conv1d, torch.nn.Conv2d)):
-                size += (layer.kernel_size[0] - 1) * stride
-                stride *= layer.stride[0]
+    for layer in getattr(embed, "conv", ()):  # Only layers that subsample have it.
+        if isinstance(layer, (torch.nn.Conv1d, torch.nn.Conv2d)):
+            size += (layer.kernel_size[0] - 1) * stride
+            stride *= layer.stride[0]
     return size, stride
 
 

@@ -275,7 +275,7 @@ class LinearTimeEncoder(AbsEncoder):
         )
         self.interctc_use_conditioning = interctc_use_conditioning
         # Set by ESPnet's model, as it maps from the vocabulary.
-        self.conditioning_layer = None
+        self.conditioning_layer: torch.nn.Module | None = None
         # As in ESPnet: Branchformers' blocks end in a norm of their own.
         self.normalize_interctc = block_type in ("conformer", "transformer")
 
@@ -293,7 +293,7 @@ class LinearTimeEncoder(AbsEncoder):
         self.is_for_streams = dynamic_chunk_training or block_size is not None
         self.block_size = block_size or 16
         self.decoding_chunk_size = None
-        self.no_streaming = None
+        self.no_streaming: str | None = None
         if pos_enc_layer_type == "conv":
             self.refuse_streaming("pos_enc_layer_type: conv reads later frames", "none")
         if merge_method == "learned_ave":
@@ -448,8 +448,9 @@ class LinearTimeEncoder(AbsEncoder):
         else:
             x = xs_pad.new_zeros(xs_pad.size(0), 0, self._output_size)
         olens = torch.full((x.size(0),), x.size(1), device=x.device)
-        state = None if is_final else StreamingState(xs_pad, embed, blocks, size)
-        return x, olens, state
+        if is_final:
+            return x, olens, None
+        return x, olens, StreamingState(xs_pad, embed, blocks, size)
 
     def forward_chunks(
         self,
@@ -528,7 +529,7 @@ class LinearTimeEncoder(AbsEncoder):
             parts.append(self._run_blocks(x[:, part], part_of_mask, chunks, *options))
             states = chunks.next_states
         outs = [torch.cat(same, 1)[:, :frames] for same in zip(*parts, strict=True)]
-        return outs, states
+        return outs, chunks.next_states
 
     def _run_blocks(
         self,
@@ -551,8 +552,11 @@ class LinearTimeEncoder(AbsEncoder):
                 out = self.after_norm(x) if self.normalize_interctc else x
                 intermediate.append(out)
                 if self.interctc_use_conditioning:
-                    if ctc is None:
-                        raise ValueError("interctc_use_conditioning needs ctc")
+                    if ctc is None or self.conditioning_layer is None:
+                        raise ValueError(
+                            "interctc_use_conditioning needs ctc and the model's "
+                            "conditioning_layer"
+                        )
                     x = x + self.conditioning_layer(ctc.softmax(out))
         return [self.after_norm(x), *intermediate]
 

@@ -20,6 +20,8 @@ class SinusoidalEncoding(ChunkedLayer, PositionalEncoding):
     holds no table: it computes the positions of its input.
     """
 
+    pe: torch.Tensor
+
     def extend_pe(self, x: torch.Tensor) -> None:
         """Make the table long enough for x (B, T, ...), on its device, in float32."""
         frames = x.size(1)

@@ -437,8 +437,8 @@ class AFTLocal(AFT):
                 "bias='offset'"
             )
         else:
-            factors = bias(blocks.frames, sums.dtype)
-            band = blocks.band_of_factors(*factors, self.radius)
+            query, key = bias(blocks.frames, sums.dtype)
+            band = blocks.band_of_factors(query, key, self.radius)
             yield from sum_by_blocks(band, sums, blocks)
 
     def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:

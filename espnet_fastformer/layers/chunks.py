@@ -192,7 +192,7 @@ def sum_of_last(chunks: Sums, count: int) -> Sums:
             part = later(power, covered) if covered else power
             result = part if result is None else result.plus(part)
             covered += length
-        if covered == count:
+        if result is not None and covered == count:
             return result
         power = power.plus(later(power, length))
         length *= 2
@@ -213,7 +213,7 @@ def sum_of_earlier(own: Sums, gap: int, chunks: Chunks) -> Sums | None:
     """
     count = own.top.size(1) - gap
     is_bounded = chunks.num_left is not None
-    width = chunks.num_left - gap if is_bounded else 1
+    width = 1 if chunks.num_left is None else chunks.num_left - gap
     if width == 0:
         return None
     entries = join(Sums(*chunks.state(*no_sums(own, width))), own)

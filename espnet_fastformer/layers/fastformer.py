@@ -129,7 +129,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
             float32.
         """
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        padding = padding_of(mask)
+        padding = None if mask is None else padding_of(mask)
         heads = self.num_attention_heads
         with without_autocast(frames.device):
             scores = self.attention_head_size**-0.5 * scores.to(dtype).mT
@@ -195,7 +195,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         """Return the global key of each utterance, (B, D), in at least float32."""
         with without_autocast(xs_pad.device):
             x = xs_pad.to(torch.promote_types(xs_pad.dtype, torch.float32))
-            padding = padding_of(mask)
+            padding = None if mask is None else padding_of(mask)
             scale = self.attention_head_size**-0.5
             query_att, query_att_bias = affine(self.query_att, x)
             key_att, key_att_bias = affine(self.key_att, x)

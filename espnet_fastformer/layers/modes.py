@@ -27,17 +27,17 @@ def is_traced() -> bool:
     )
 
 
-def padding_of(mask: torch.Tensor | None) -> torch.Tensor | None:
+def padding_of(mask: torch.Tensor) -> torch.Tensor:
     """Return where a mask has padding, made once for all layers that get the mask.
 
     Args:
-        mask: (B, 1, T), any dtype, non-zero on real frames; None if all are real.
+        mask: (B, 1, T), any dtype, non-zero on real frames.
 
     Returns:
-        (B, 1, T), true on padding; None if there is none.
+        (B, 1, T), true on padding.
     """
-    if mask is None or is_traced():
-        return None if mask is None else mask.eq(0)
+    if is_traced():
+        return mask.eq(0)
     if not hasattr(mask, "_padding"):
         mask._padding = mask.eq(0)
     return mask._padding
