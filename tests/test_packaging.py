@@ -19,7 +19,10 @@ from tests.environment import ROOT, Environment
 
 HOOK = "espnet_fastformer.pth"
 SOURCES = [
+    ".github",
+    ".pre-commit-config.yaml",
     "CHANGELOG.md",
+    "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
     "MANIFEST.in",
@@ -239,6 +242,16 @@ def test_sdist_holds_all_sources_and_nothing_generated(source, distributions):
     assert sorted(n for n in names if not n.startswith(info)) == sorted(expected)
 
 
+def test_the_package_index_takes_both(distributions):
+    done = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *distributions.iterdir()],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
+
+
 def test_every_dependency_is_pinned(wheel):
     pinned = {}
     for line in (ROOT / "tools" / "constraints.txt").read_text().splitlines():
@@ -286,6 +299,21 @@ def test_espnets_command_line(installed):
         config = yaml.safe_load(out)
         assert config["encoder"] == name
         assert "block_type" in config["encoder_conf"]
+
+
+def test_type_checkers_know_the_encoders(installed):
+    program = installed.path / "program.py"
+    program.write_text(
+        "import espnet_fastformer\n"
+        "espnet_fastformer.AFTEncoder(80, aft_type=1)\n"
+        "espnet_fastformer.ATFEncoder(80)\n"
+    )
+    config = ROOT / "pyproject.toml"
+    done = installed.run("-m", "mypy", "--config-file", config, program)
+    mistyped, misspelt, total = done.stdout.splitlines()
+    assert 'incompatible type "int"; expected "str"' in mistyped
+    assert 'has no attribute "ATFEncoder"' in misspelt
+    assert total.startswith("Found 2 errors")
 
 
 def test_own_command(installed):
