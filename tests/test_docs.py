@@ -1,4 +1,4 @@
-"""Numbers of README.md, against those that the commands have written below docs/."""
+"""Pages, against what they speak of."""
 
 from pathlib import Path
 
@@ -23,3 +23,14 @@ def test_accuracies_are_those_of_the_study():
         (row,) = [c for c in map(cells, table.splitlines()) if c[0] == name]
         assert numbers == [row[1], *row[3:]]
     assert len(lines) > 2
+
+
+def test_results_are_of_configurations_that_are_there():
+    page = (ROOT / "egs" / "librispeech" / "README.md").read_text()
+    section = page.partition("\n## Results\n")[2].partition("\n## ")[0]
+    _, _, *rows = [cells(row) for row in section.splitlines() if row.startswith("|")]
+    for *_, command in rows:
+        script, config = command.strip("`").split()[1::3]
+        assert (ROOT / script).is_file()
+        assert (ROOT / config).is_file()
+    assert len(rows) > 2
