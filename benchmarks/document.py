@@ -9,7 +9,7 @@ together if their files follow one another; of what was measured twice, the last
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
 
-from benchmarks.measure import MODES, Result  # noqa: E402
+from benchmarks.measure import Result  # noqa: E402
 from benchmarks.results import (  # noqa: E402
     Report,
     duration,
@@ -32,7 +32,17 @@ from benchmarks.results import (  # noqa: E402
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 MARKS = ("<!-- results -->", "<!-- end of results -->")
 PLOTTED = "Encoders"
-PLOTTED_DTYPE = "float32"
+PLOTTED_SETTING = ("inference", "float32")
+THEIRS = "e_branchformer-"
+PLOTTED_NAMES = {
+    f"{THEIRS}rel_selfattn": "C3",
+    f"{THEIRS}rel_selfattn-sdpa": "C1",
+    f"{THEIRS}fast_selfattn": "C4",
+    "fastformer": "C0",
+    "aft-simple": "C2",
+}
+# Of a logarithmic axis: the factor between two names below one another.
+LINE_SPACING = 1.6
 
 
 def section(report: Report) -> str:
@@ -80,60 +90,71 @@ def cell(result: Result | None) -> str:
     return "<br>".join(lines)
 
 
-def plot(report: Report, quantity: str, path: Path) -> None:
-    """Plot a quantity against the length of the audio, a panel for each mode.
+def plot(report: Report, path: Path) -> None:
+    """Plot time and memory of some encoders against the length of the audio.
 
     Args:
         report: With results of encoders.
-        quantity: ``time`` or ``memory``.
         path: Image to write.
     """
-    results = [r for r in report.results if r.dtype == PLOTTED_DTYPE]
-    modes = [mode for mode in MODES if any(r.mode == mode for r in results)]
-    if not modes:
-        raise ValueError(f"no results in {PLOTTED_DTYPE} to plot")
-    figure, axes = plt.subplots(
-        1, len(modes), figsize=(5.5 * len(modes), 4.5), squeeze=False, sharey=True
-    )
-    names = list(dict.fromkeys(r.name for r in results))
-    for ax, mode in zip(axes[0], modes, strict=True):
-        for index, name in enumerate(names):
-            line = sorted(
-                (r for r in results if (r.name, r.mode) == (name, mode)),
-                key=lambda r: r.audio,
-            )
-            draw(ax, line, quantity, color=f"C{index}")
-        ax.set(xscale="log", yscale="log", title=mode, xlabel="audio [s]")
-        lengths = sorted({r.audio for r in results})
+    results = [
+        r
+        for r in report.results
+        if (r.mode, r.dtype) == PLOTTED_SETTING and r.name in PLOTTED_NAMES
+    ]
+    if not results:
+        raise ValueError(f"no results in {', '.join(PLOTTED_SETTING)} to plot")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    lengths = sorted({r.audio for r in results})
+    for ax, quantity in zip(axes, ("time [s]", "memory [GB]"), strict=True):
+        ends = {}
+        for name, color in PLOTTED_NAMES.items():
+            done = [r for r in results if r.name == name and r.failure is None]
+            done.sort(key=lambda r: r.audio)
+            if done:
+                x = [r.audio for r in done]
+                y = [
+                    r.median if quantity.startswith("time") else r.memory / 1e9
+                    for r in done
+                ]
+                style = "--" if name.startswith(THEIRS) else "-"
+                ax.plot(x, y, style, marker=".", color=color)
+                ends[name] = (x[-1], y[-1])
+        ax.set(xscale="log", yscale="log", xlabel="audio [s]", ylabel=quantity)
         ax.set_xticks(lengths, [f"{audio:g}" for audio in lengths], minor=False)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-    axes[0][0].set_ylabel("time [s]" if quantity == "time" else "memory [GB]")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize="small")
-    figure.set_layout_engine("constrained")
-    figure.suptitle("A cross ends what fails at the next length", fontsize="small")
+        label_ends(ax, ends)
+    machine = report.machine
+    figure.suptitle(
+        f"{', '.join(PLOTTED_SETTING)}: {machine['processor']}, "
+        f"{machine['threads']} threads, {machine['memory']}. Dashed: ESPnet's "
+        "E-Branchformer; lines end where the next length fails",
+        fontsize="small",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def draw(ax, line: Sequence[Result], quantity: str, color: str) -> None:
-    """Draw one competitor; dashed if it is ESPnet's."""
-    done = [result for result in line if result.failure is None]
-    if not done:
-        return
-    x = [result.audio for result in done]
-    is_ours = done[0].name.startswith(("fastformer", "aft"))
-    style = {"color": color, "linestyle": "-" if is_ours else "--"}
-    if quantity == "time":
-        lower, y, upper = zip(*(result.quartiles for result in done), strict=True)
-        ax.fill_between(x, lower, upper, color=color, alpha=0.2, linewidth=0)
-    else:
-        y = [result.memory / 1e9 for result in done]
-    ax.plot(x, y, marker=".", label=done[0].name, **style)
-    if len(done) < len(line):
-        ax.plot(x[-1], y[-1], marker="x", markersize=9, color=color)
+def label_ends(ax, ends: Mapping[str, tuple[float, float]]) -> None:
+    """Write the names of lines beside their ends, below one another."""
+    lowest = {}
+    for name, (x, y) in sorted(ends.items(), key=lambda end: -end[1][1]):
+        place = min(y, lowest.get(x, math.inf) / LINE_SPACING)
+        lowest[x] = place
+        ax.annotate(
+            name.removeprefix(THEIRS),
+            (x, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
+            color=PLOTTED_NAMES[name],
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+        )
+    left, right = ax.get_xlim()
+    ax.set_xlim(left, right * 4)  # Room for the names.
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -171,11 +192,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path, report in reports.items():
         text = section(report)
         if report.title == PLOTTED:
-            for quantity in ("time", "memory"):
-                image = options.page.parent / "images" / f"{path.stem}_{quantity}.png"
-                plot(report, quantity, image)
-                label = f"{quantity} against the length of the audio"
-                text += f"\n\n![{label}](images/{image.name})"
+            image = options.page.parent / "images" / f"{path.stem}.png"
+            plot(report, image)
+            label = "time and memory against the length of the audio"
+            text += f"\n\n![{label}](images/{image.name})"
         sections.append(text)
     body = "\n\n".join([MARKS[0], *sections, MARKS[1]])
     options.page.write_text(head + body + tail, encoding="utf-8")

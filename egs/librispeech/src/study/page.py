@@ -18,9 +18,6 @@ from .results import RowResult
 from .scores import Difference, Errors
 
 MARKS = ("<!-- study -->", "<!-- end of study -->")
-# What the curves of ESPnet's encoders begin with; they are dashed.
-ESPNETS = ("conformer", "e_branchformer")
-MARKERS = ("", "o", "^", "s")
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,10 @@ def write_page(
             f"Seed{'s' * (len(missing.seeds) > 1)} {seeds} of "
             f"{', '.join(missing.rows)}:\n\n```sh\n{missing.command}\n```"
         )
-    pictures = plot_curves(rows, reference, page.parent / "images", page.stem)
-    parts += [f"![{title}](images/{name})" for title, name in pictures.items()]
+    numbers = [_numbers(row, names, compared[row.name]) for row in rows]
+    picture = page.parent / "images" / f"{page.stem}.png"
+    if plot_errors(numbers, reference, subsets, picture):
+        parts.append(f"![error rates](images/{picture.name})")
     parts.append(machine_line(facts["machine"]))
     text = "\n\n".join(parts)
 
@@ -109,7 +108,7 @@ def write_page(
     content = {
         **facts,
         "reference": reference,
-        "rows": [_numbers(row, names, compared[row.name]) for row in rows],
+        "rows": numbers,
         "not_run": [asdict(missing) for missing in not_run],
     }
     page.with_suffix(".json").write_text(
@@ -127,54 +126,50 @@ def read_around_marks(page: Path) -> tuple[str, str]:
     return read_around(page, MARKS) if page.is_file() else ("# Accuracy\n\n", "\n")
 
 
-def plot_curves(
-    rows: Sequence[RowResult], reference: str, directory: Path, stem: str
-) -> dict[str, str]:
-    """Draw the error rate of the validation set by update and by training time.
+def plot_errors(
+    rows: Sequence[Mapping[str, Any]],
+    reference: str,
+    subsets: Sequence[str],
+    path: Path,
+) -> bool:
+    """Draw each encoder's CER with the interval of its difference from the reference's.
 
-    Training time is the number of updates times the measured time of one: what else
-    the machine did while it trained does not count.
+    Args:
+        rows: Numbers of each row, as in the JSON file.
+        reference: Name of the row whose CER is a line.
+        subsets: Test subsets, a panel each.
+        path: Image to write.
 
     Returns:
-        Names of the files, by their titles.
+        Whether there was something to draw.
     """
-    curves = {row.name: (row, row.curve()) for row in rows}
-    curves = {name: found for name, found in curves.items() if found[1]}
-    timed = {
-        name: (row, {step * row.update.median / 60: y for step, y in curve.items()})
-        for name, (row, curve) in curves.items()
-        if row.update is not None and row.update.failure is None
-    }
-    pictures = {}
-    for suffix, label, lines in (
-        ("updates", "update", curves),
-        ("time", "training time [min]", timed),
-    ):
-        if not lines:
-            continue
-        figure = Figure((9, 5), layout="constrained")
-        axis = figure.subplots()
-        for index, (name, (_, curve)) in enumerate(lines.items()):
-            axis.plot(
-                *zip(*sorted(curve.items()), strict=True),
-                label=name,
-                color="black" if name == reference else f"C{index % 10}",
-                linestyle="--" if name.startswith(ESPNETS) else "-",
-                # There are ten colours.
-                marker=MARKERS[index // 10 % len(MARKERS)],
-                markersize=4,
-            )
-        axis.set(xlabel=label, ylabel="character error rate, validation [%]")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
-        axis.grid(alpha=0.3, which="both")
-        figure.legend(loc="outside right center", fontsize="small")
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"{stem}_{suffix}.png"
-        figure.savefig(directory / name, dpi=120)
-        pictures[f"error rate of the validation set by {label}"] = name
-    return pictures
+    base = next((row["scores"] for row in rows if row["name"] == reference), {})
+    drawn = [row for row in rows if row["name"] != reference and row["scores"]]
+    panels = [subset for subset in subsets if subset in base]
+    if not drawn or not panels:
+        return False
+    size = (4.5 * len(panels) + 1.5, 0.28 * len(drawn) + 1.2)
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, subset in zip(axes, panels, strict=True):
+        zero = base[subset]["CER"]
+        axis.axvline(zero, color="black", linestyle="--")
+        for place, row in enumerate(drawn):
+            difference = row["scores"].get(subset, {}).get("CER_difference")
+            if difference is not None:
+                value = zero + difference["value"]
+                axis.plot(value, place, "o", color="C0", markersize=4)
+                if difference["low"] is not None:
+                    ends = [zero + difference["low"], zero + difference["high"]]
+                    axis.plot(ends, [place, place], color="C0")
+        axis.set(title=subset, xlabel="CER [%]")
+        axis.set_yticks(range(len(drawn)), [row["name"] for row in drawn])
+        axis.grid(alpha=0.3, axis="x")
+    axes[0].invert_yaxis()
+    figure.suptitle(f"dashed: {reference}", fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return True
 
 
 def _error_table(
