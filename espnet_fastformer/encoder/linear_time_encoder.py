@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from espnet2.asr.ctc import CTC
@@ -117,6 +117,8 @@ class LinearTimeEncoder(AbsEncoder):
         block_size: Chunk size of a stream, in frames after subsampling.
         hop_size: Equals ``block_size``; ESPnet's streaming recogniser asks for it.
         look_ahead: 0; ESPnet's streaming recogniser asks for it.
+        compile: Whether to compile the blocks by ``torch.compile`` in training, for all
+            lengths at once. Batches in chunks are not compiled.
 
     Attributes:
         block_size: May be changed between streams.
@@ -193,6 +195,7 @@ class LinearTimeEncoder(AbsEncoder):
         block_size: int | None = None,
         hop_size: int | None = None,
         look_ahead: int | None = None,
+        compile: bool = False,
     ):
         super().__init__()
         self._input_size = input_size
@@ -264,6 +267,13 @@ class LinearTimeEncoder(AbsEncoder):
             cgmlp_weight=cgmlp_weight,
             attn_branch_drop_rate=attn_branch_drop_rate,
         )
+        self.compiles_blocks = compile
+        for name in ("stochastic_depth_rate", "attn_branch_drop_rate"):
+            if compile and any(builder.for_each_block(name, 0.0)):
+                raise ValueError(
+                    f"{name} cannot go with compile: true, as a graph has no branches; "
+                    "layer_drop_rate, which skips whole blocks, can"
+                )
         self.encoders = repeat(num_blocks, builder.build, layer_drop_rate)
         for part in (self.embed, self.encoders):
             replace_layers(part)
@@ -388,7 +398,9 @@ class LinearTimeEncoder(AbsEncoder):
             mask = ~masks
         x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
         olens = mask.squeeze(1).sum(1)
-        if masks is None and not is_traced() and int(ilens.min()) == xs_pad.size(1):
+        # With a mask or without are two graphs, and compiled it costs nothing.
+        keeps_mask = masks is not None or is_traced() or self._compiles()
+        if not keeps_mask and int(ilens.min()) == xs_pad.size(1):
             mask = None  # Every layer would copy its input to change nothing.
 
         chunk_size = self.decoding_chunk_size
@@ -571,6 +583,10 @@ class LinearTimeEncoder(AbsEncoder):
             x = self.conv_pos_enc(x.masked_fill(~mask.transpose(1, 2), 0.0))
         return x, mask
 
+    def _compiles(self) -> bool:
+        # A graph of another compiler or exporter takes the blocks in by itself.
+        return self.compiles_blocks and self.training and not is_traced()
+
     def _call(self, number: int, module: Callable, *args):
         if number in self.gradient_checkpoint_layers:
             return checkpoint(module, *args, use_reentrant=False)
@@ -584,11 +600,17 @@ class LinearTimeEncoder(AbsEncoder):
         x: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        def call(x, mask):
+        def call_in_chunks(x, mask):
             with in_chunks(block, chunks):
                 return block(x, mask)
 
-        run = partial(self._call, number, block if chunks is None else call)
+        if chunks is not None:
+            call = call_in_chunks
+        elif self._compiles():
+            call = partial(_compiled_call(), block)
+        else:
+            call = block
+        run = partial(self._call, number, call)
         if not self.training or self.layer_drop_rate == 0:
             return run(x, mask)
         is_dropped = torch.rand(1) < self.layer_drop_rate
@@ -597,6 +619,21 @@ class LinearTimeEncoder(AbsEncoder):
             out, mask = run(x, mask)
             return torch.where(is_dropped.to(x.device), x, out), mask
         return (x, mask) if is_dropped else run(x, mask)
+
+
+@cache
+def _compiled_call() -> Callable:
+    """Return what calls a block by a graph, which blocks that are alike share.
+
+    It belongs to no module, so that copies and checkpoints know nothing of it.
+    """
+
+    def call(
+        block: torch.nn.Module, x: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return block(x, mask)
+
+    return torch.compile(call, dynamic=True)
 
 
 # ESPnet's streaming recogniser takes encoders of this class, for their forward_infer.

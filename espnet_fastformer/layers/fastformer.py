@@ -84,8 +84,10 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         frames, size = xs_pad.shape[1:]
         is_random = self.dropout.training and self.dropout.p > 0
         # Folding a map of each utterance costs as much as applying it to D frames.
-        # An exported graph has one form for all lengths, which can be quantised too.
-        if is_exporting() or frames <= size:
+        # An exported graph has one form for all lengths, which can be quantised too,
+        # and so has a compiled one in training, where compiling again takes minutes.
+        has_one_form = is_exporting() or (self.training and is_traced())
+        if has_one_form or frames <= size:
             query = self.query(xs_pad)
             value = query * key_mean.unsqueeze(1).to(query.dtype)
             return self.dropout(self.transform(value)) + query

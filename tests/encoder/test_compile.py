@@ -1,10 +1,12 @@
 """Graphs without breaks, and no compilation for each length."""
 
+import copy
 import shutil
 
 import pytest
 import torch
 from espnet2.asr.ctc import CTC
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, features
 
@@ -144,6 +146,105 @@ def test_an_utterance_that_is_too_short_has_no_frames():
         alone, _, _ = encoder(xs_pad[:1], torch.tensor([50]))
     assert olens.tolist() == [11, 0]
     torch.testing.assert_close(out[:1], alone, rtol=1e-5, atol=1e-5)
+
+
+WITHOUT_DROPOUT = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
+
+
+@pytest.fixture
+def counter():
+    """Compiles what has `compile: true` in seconds, and counts."""
+    counter = CompileCounterWithBackend("aot_eager")
+    with torch.compiler.set_stance("default", force_backend=counter):
+        yield counter
+
+
+def check_option(encoder, counter, batches):
+    """Train with and without; return how often it had compiled after each batch."""
+    twin = copy.deepcopy(encoder)
+    twin.compiles_blocks = False
+    optimizers = [torch.optim.Adam(e.parameters(), 0.01) for e in (encoder, twin)]
+    counts = []
+    for batch in batches:
+        inputs = features(batch)
+        losses = []
+        for model, optimizer in zip((encoder, twin), optimizers, strict=True):
+            torch.manual_seed(0)  # Of layer drop.
+            optimizer.zero_grad()
+            out, *_ = model(*inputs)
+            loss = out.sin().square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+        counts.append(counter.frame_count)
+    assert encoder.state_dict().keys() == twin.state_dict().keys()
+    return counts
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fastformer", {}),
+        pytest.param("aft-simple", {"layer_drop_rate": 0.5}, marks=pytest.mark.slow),
+        pytest.param(
+            "fastformer",
+            {"block_type": "conformer", "gradient_checkpoint_layers": [0, 1, 2]},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "aft-simple",
+            {
+                "block_type": "branchformer",
+                "merge_method": "fixed_ave",
+                "cgmlp_weight": [0.3, 0.5],
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_option_compiles_once_for_all_blocks_and_lengths(name, options, counter):
+    encoder = build(name, compile=True, **WITHOUT_DROPOUT, **options).train()
+    batches = ([163, 120], [40, 39], [150, 149, 20], [280, 280], [2100, 1500])
+    first, *others = check_option(encoder, counter, batches)
+    assert first > 0
+    assert others == [first] * len(others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["aft-full", "aft-local", "aft-conv"])
+def test_option_compiles_once_more_for_another_form(name, counter):
+    encoder = build(
+        name, compile=True, num_blocks=1, **WITHOUT_DROPOUT, **SMALL.get(name, {})
+    )
+    batches = ([163, 120], [2100, 1500], [150, 149, 20], [640, 640])
+    _, second, *others = check_option(encoder.train(), counter, batches)
+    assert others == [second, second]
+
+
+def test_option_leaves_all_but_whole_utterances_in_training(counter):
+    options = {"dynamic_chunk_training": True, "short_chunk_threshold": 1.0}
+    encoder = build("aft-simple", compile=True, **WITHOUT_DROPOUT, **options)
+    check_option(encoder.train(), counter, [[163, 120], [300, 61]])
+    encoder.eval()
+    encoder(*features([163, 120]))
+    assert counter.frame_count == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_type": "conformer", "stochastic_depth_rate": [0.0, 0.1]},
+        {
+            "block_type": "branchformer",
+            "merge_method": "learned_ave",
+            "attn_branch_drop_rate": 0.1,
+        },
+    ],
+)
+def test_option_refuses_branches(options):
+    with pytest.raises(ValueError, match="_rate cannot go with compile: true"):
+        build("fastformer", compile=True, **options)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
