@@ -7,16 +7,21 @@ ACCELERATOR = "cuda" if torch.cuda.is_available() else "simulated"
 
 
 @pytest.fixture
-def accelerator() -> Iterator[torch.device]:
-    """A GPU, or where there is none a device that stands in for it."""
-    if ACCELERATOR == "cuda":
-        yield torch.device("cuda")
-        return
+def simulated() -> Iterator[torch.device]:
+    """A device that stands in for a GPU, and counts."""
     # Registers the device, which tests that do without it shall not see.
     from tests import simulated_device
 
     with simulated_device.available() as device:
         yield device
+
+
+@pytest.fixture
+def accelerator(request) -> torch.device:
+    """A GPU, or what stands in for it where there is none."""
+    if ACCELERATOR == "cuda":
+        return torch.device("cuda")
+    return request.getfixturevalue("simulated")
 
 
 @pytest.fixture(params=["cpu", ACCELERATOR])

@@ -10,11 +10,11 @@ the CPU's generator, and autocast casts a weight again for each use.
 """
 
 import ctypes
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch.utils.backend_registration import (
@@ -46,6 +46,20 @@ _WAITING = {
 _INDEXING = {"index", "index_put_", "_index_put_impl_"}
 # Operations that change a tensor in place and do not read it.
 _WRITING = {"bernoulli_", "fill_", "normal_", "random_", "uniform_", "zero_"}
+# What autocast on CUDA runs in its dtype, and in the widest dtype of the inputs; all
+# else that it has to do with runs in float32.
+_LOWER_PRECISION = set(
+    "_convolution _thnn_fused_gru_cell _thnn_fused_lstm_cell addbmm addmm addmv addr "
+    "baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d "
+    "conv_transpose2d conv_transpose3d convolution einsum gru_cell linalg_multi_dot "
+    "linalg_vecdot linear lstm_cell matmul mm mv prelu rnn_relu_cell rnn_tanh_cell "
+    "scaled_dot_product_attention".split()
+)
+_WIDEST_TYPE = set(
+    "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add "
+    "tensordot vdot".split()
+)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
 
 @dataclass
@@ -310,17 +324,54 @@ def _convolution_backward(grad, x, weight, *options) -> list[torch.Tensor | None
     return grads
 
 
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kw):
-    """Attend in one kernel."""
-    kw.pop("enable_gqa", None)
+def _attention(
+    query, key, value, mask=None, dropout_rate=0.0, is_causal=False, **options
+) -> torch.Tensor:
+    """Attend in one kernel, as CUDA does, which has more cases of it."""
+    has_groups = options.pop("enable_gqa", False)
+    if dropout_rate > 0.0 or has_groups or query.dim() != 4:
+        args = (query, key, value, mask, dropout_rate, is_causal)
+        return aten._scaled_dot_product_attention_math(*args, **options)[0]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = query.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     return aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, **kw
+        query, key, value, is_causal=is_causal, attn_mask=mask, **options
     )[0]
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     return getattr(getattr(aten, packet), overload or "default")
+
+
+def _autocast(op: torch._ops.OpOverload, *args, **kwargs) -> object:
+    """Run an operation in the dtype that autocast has for it on CUDA."""
+
+    def is_eligible(x: torch.Tensor) -> bool:
+        return x.is_floating_point() and x.dtype != torch.float64
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if _is_here(x) and is_eligible(x) else x
+
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        if any(x.name == "dtype" for x in op._schema.arguments):
+            # Its sum is in float32, and its input stays as it is.
+            if is_eligible(args[0]) and not _has_dtype(args, kwargs):
+                kwargs["dtype"] = torch.float32
+            return op(*args, **kwargs)
+        dtype = torch.float32
+        if _name(op) in _LOWER_PRECISION:
+            dtype = torch.get_autocast_dtype(NAME)
+        elif _name(op) in _WIDEST_TYPE:
+            types = [x.dtype for x in _tensors((args, *kwargs.values()))]
+            dtype = functools.reduce(torch.promote_types, types)
+        kwargs = {key: _map(cast, value) for key, value in kwargs.items()}
+        return op(*_map(cast, args), **kwargs)
+
+
+def _has_dtype(args: tuple, kwargs: dict) -> bool:
+    given = (*args, kwargs.get("dtype"))
+    return any(isinstance(x, torch.dtype) for x in given)
 
 
 _library = torch.library.Library("aten", "IMPL")
@@ -336,20 +387,28 @@ def _register() -> None:
         "aten::convolution_overrideable": _convolution,
         "aten::convolution_backward_overrideable": _convolution_backward,
     }
-    for name in _names_with_own_kernels():
+    # Operations that CUDA does not take apart: nor does the CPU, but for these.
+    for name in _names_with_kernel("CPU"):
         special.setdefault(name, _kernel(_overload(name)))
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::_foreach_"):
+            special.setdefault(name, _kernel(_overload(name)))
     for name, function in special.items():
         _library.impl(name, function, "PrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        _library.impl("scaled_dot_product_attention", _attention, key)
     _fallbacks.fallback(_run, "PrivateUse1")
+    for name in _names_with_kernel("AutocastCUDA"):
+        _library.impl(
+            name, functools.partial(_autocast, _overload(name)), "AutocastPrivateUse1"
+        )
+    _fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 
 
-def _names_with_own_kernels() -> Iterator[str]:
-    """Yield operations that CUDA does not take apart: nor does the CPU, with these."""
+def _names_with_kernel(key: str) -> Iterator[str]:
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::_foreach_") or (
-            name.startswith("aten::")
-            and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
-        ):
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        if name.startswith("aten::") and has_kernel:
             yield name
 
 
@@ -358,8 +417,10 @@ def _kernel(op: torch._ops.OpOverload) -> Callable:
     is_view = bool(aliases) and aliases[0] is not None and not aliases[0].is_write
     if is_view or _name(op) in ("set_", "resize_"):
         # The CPU's own ones hand out the same memory, whatever its device.
-        return partial(op.redispatch, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))
-    return partial(_run, op)
+        return functools.partial(
+            op.redispatch, torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        )
+    return functools.partial(_run, op)
 
 
 _register()

@@ -380,7 +380,12 @@ class LinearTimeEncoder(AbsEncoder):
                 if self.takes_tokens
                 else "the input is tokens, which input_layer: embed alone takes"
             )
-        check_lengths(self.embed, xs_pad, ilens)
+        is_padded = True
+        if not is_traced():
+            # The one look at lengths, for which the host waits if a GPU holds them.
+            shortest = int(ilens.min())
+            check_lengths(self.embed, xs_pad, ilens, shortest)
+            is_padded = masks is not None or shortest != xs_pad.size(1)
         if masks is None:
             frames = torch.arange(xs_pad.size(1), device=xs_pad.device)
             mask = frames < ilens.to(xs_pad.device).unsqueeze(1)
@@ -388,7 +393,7 @@ class LinearTimeEncoder(AbsEncoder):
             mask = ~masks
         x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
         olens = mask.squeeze(1).sum(1)
-        if masks is None and not is_traced() and int(ilens.min()) == xs_pad.size(1):
+        if not is_padded:
             mask = None  # Every layer would copy its input to change nothing.
 
         chunk_size = self.decoding_chunk_size
