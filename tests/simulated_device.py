@@ -11,6 +11,7 @@ the CPU's generator, and autocast casts a weight again for each use.
 
 import ctypes
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,7 +46,7 @@ _WAITING = {
 # Operations that CUDA allows an index from the CPU.
 _INDEXING = {"index", "index_put_", "_index_put_impl_"}
 # Operations that change a tensor in place and do not read it.
-_WRITING = {"bernoulli_", "fill_", "normal_", "random_", "uniform_", "zero_"}
+_WRITING = {"bernoulli_", "copy_", "fill_", "normal_", "random_", "uniform_", "zero_"}
 # What autocast on CUDA runs in its dtype, and in the widest dtype of the inputs; all
 # else that it has to do with runs in float32.
 _LOWER_PRECISION = set(
@@ -100,8 +101,9 @@ def count() -> Iterator[Counts]:
 def available() -> Iterator[torch.device]:
     """Do with the device what torch does with CUDA, and not with other devices.
 
-    ``module.to(device)`` keeps its parameters as objects, and storages can be made and
-    loaded, which torch has no allocator for. Outside of it nothing of torch is changed.
+    ``module.to(device)`` keeps its parameters as objects, but not while a graph holds
+    them, which it may with CUDA. Storages, which torch has no allocator for, can be
+    made and loaded. Outside of it nothing of torch is changed.
     """
     keeps = torch.__future__.get_swap_module_params_on_conversion()
     new_storage = torch.UntypedStorage.__new__
@@ -275,10 +277,11 @@ def _num_bytes(values: list[object]) -> int:
 def _footprint(x: torch.Tensor) -> int:
     if x.numel() == 0:
         return 0
-    steps = list(zip(x.shape, x.stride(), strict=True))
     # An expanded tensor and overlapping windows have more entries than memory.
+    steps = [s for s in zip(x.shape, x.stride(), strict=True) if s[1] != 0]
+    entries = math.prod(size for size, _ in steps)
     extent = 1 + sum((size - 1) * stride for size, stride in steps)
-    return min(x.numel(), extent) * x.element_size()
+    return min(entries, extent) * x.element_size()
 
 
 def _empty(size, *, dtype=None, memory_format=None, **_) -> torch.Tensor:
@@ -296,7 +299,7 @@ def _copy_from(
     _on_cpu(target).copy_(_on_cpu(source))
     if _counting and _is_here(source):
         if _is_here(target):
-            _record(aten.copy.default, (target, source), {}, target)
+            _record(aten.copy_.default, (target, source), {}, target)
         else:
             _record_wait("copy to the CPU")
     return target
