@@ -1,17 +1,31 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+ACCELERATOR = "cuda" if torch.cuda.is_available() else "simulated"
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=pytest.mark.skipif(
-                not torch.cuda.is_available(), reason="needs a CUDA device"
-            ),
-        ),
-    ]
-)
+
+@pytest.fixture
+def simulated() -> Iterator[torch.device]:
+    """A device that stands in for a GPU, and counts."""
+    # Registers the device, which tests that do without it shall not see.
+    from tests import simulated_device
+
+    with simulated_device.available() as device:
+        yield device
+
+
+@pytest.fixture
+def accelerator(request) -> torch.device:
+    """A GPU, or what stands in for it where there is none."""
+    if ACCELERATOR == "cuda":
+        return torch.device("cuda")
+    return request.getfixturevalue("simulated")
+
+
+@pytest.fixture(params=["cpu", ACCELERATOR])
 def device(request) -> torch.device:
-    return torch.device(request.param)
+    if request.param == "cpu":
+        return torch.device("cpu")
+    return request.getfixturevalue("accelerator")

@@ -204,23 +204,23 @@ def _convolve(conv: torch.nn.Sequential, xs_pad: torch.Tensor) -> torch.Tensor:
     return conv(xs_pad.unsqueeze(1)).transpose(1, 2).flatten(2)
 
 
-def check_lengths(embed: torch.nn.Module, xs_pad: torch.Tensor, ilens: torch.Tensor):
+def check_lengths(
+    embed: torch.nn.Module, xs_pad: torch.Tensor, ilens: torch.Tensor, shortest: int
+):
     """Name the first utterance of which subsampling leaves no frame, once in the log.
 
     As in ESPnet's encoders, it goes on as one of length 0, and only a batch that is too
-    short as a whole raises. A compiled or exported graph does not look into ``ilens``.
+    short as a whole raises.
 
     Args:
         embed: The input layer.
         xs_pad: Features (B, T, F).
         ilens: Number of frames of each utterance (B,).
+        shortest: The least of them.
 
     Raises:
         TooShortUttError: If T is too short.
     """
-    if is_traced():
-        return
-    shortest = int(ilens.min())
     is_short, limit = check_short_utt(embed, shortest)
     if not is_short:
         return

@@ -390,7 +390,14 @@ class LinearTimeEncoder(AbsEncoder):
                 if self.takes_tokens
                 else "the input is tokens, which input_layer: embed alone takes"
             )
-        check_lengths(self.embed, xs_pad, ilens)
+        is_padded = True
+        if not is_traced():
+            # The one look at lengths, for which the host waits if a GPU holds them.
+            shortest = int(ilens.min())
+            check_lengths(self.embed, xs_pad, ilens, shortest)
+            # With a mask and without are two graphs, and compiled it costs nothing.
+            has_mask = masks is not None or self._compiles()
+            is_padded = has_mask or shortest != xs_pad.size(1)
         if masks is None:
             frames = torch.arange(xs_pad.size(1), device=xs_pad.device)
             mask = frames < ilens.to(xs_pad.device).unsqueeze(1)
@@ -398,9 +405,7 @@ class LinearTimeEncoder(AbsEncoder):
             mask = ~masks
         x, mask = self._call(0, self._embed, xs_pad, mask.unsqueeze(1))
         olens = mask.squeeze(1).sum(1)
-        # With a mask or without are two graphs, and compiled it costs nothing.
-        keeps_mask = masks is not None or is_traced() or self._compiles()
-        if not keeps_mask and int(ilens.min()) == xs_pad.size(1):
+        if not is_padded:
             mask = None  # Every layer would copy its input to change nothing.
 
         chunk_size = self.decoding_chunk_size
