@@ -1,15 +1,21 @@
 """Correctness and speed on a GPU, in one table.
 
 - exactness: layers and encoders against plain definitions in float64 on the processor
+- kernels: those that a training step starts, as the profiler sees them
+- training: models of whole configurations, with the largest batch that fits
+- streaming: time a chunk beside ESPnet's streaming encoder
 - recipe: the LibriSpeech recipe on a few minutes of synthetic speech, every stage
 - speed: encoders against ESPnet's under bfloat16 autocast, a training step with about
   eight minutes of audio, or one utterance that is longer, and inference with one
+- tests: all tests that ask for a GPU
 
-Takes eight minutes at most: what there is no time for is left out, and named.
+Takes twelve minutes at most: what there is no time for is left out, and named. Each row
+is written as it comes, so that a run that is cut off loses nothing.
 """
 
 import argparse
 import copy
+import gc
 import math
 import subprocess
 import sys
@@ -20,8 +26,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from espnet2.tasks.asr import ASRTask
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import encoders, layers
+from benchmarks import encoders, layers, streaming
 from benchmarks.command import get_parser, settings_of
 from benchmarks.measure import Case, Result, sweep
 from benchmarks.results import (
@@ -38,7 +48,7 @@ from espnet_fastformer.layers.fastformer import FastSelfAttention
 from tests.layers.checks import plain
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("exactness", "recipe", "speed")
+PARTS = ("exactness", "kernels", "training", "streaming", "recipe", "speed", "tests")
 COLUMNS = ("part", "what", "setting", "measured", "against")
 MIXERS = ("fastformer", "aft-full", "aft-local", "aft-simple", "aft-conv")
 COMPETITORS = (
@@ -59,7 +69,16 @@ RECIPE = (
     *("--inference_config", str(ROOT / "conf" / "decode_ctc.yaml")),
     *("--max_epoch", "2"),
 )
-RECIPE_SECONDS = 180.0
+RECIPE_SECONDS = 150.0
+TESTS_SECONDS = 240.0
+# Of each configuration: what is trained at full size, in utterances of 15 s.
+TRAINED = (
+    "train_asr_ctc_fastformer_small",
+    "train_asr_fastformer",
+    "train_asr_aft_simple",
+)
+UTTERANCE_SECONDS = 15.0
+TRAINING_SECONDS = 20.0
 # What a group of competitors may take to start and to be measured.
 GROUP_SECONDS = 60.0
 
@@ -166,6 +185,196 @@ def comparison(what: str, dtype: torch.dtype, error: float, limit: float) -> lis
     return ["exactness", what, name, f"{error:.1e}", f"limit {limit:.0e}: {verdict}"]
 
 
+def kernels(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Count the kernels of a training step, in float32 and under autocast.
+
+    Args:
+        options: The command line.
+
+    Yields:
+        Cells under :data:`COLUMNS`.
+    """
+    activity = ProfilerActivity.CUDA if options.device == "cuda" else None
+    for name in options.competitors:
+        for dtype in ("float32", "bfloat16"):
+            setting = f"{dtype}, {options.batch_size} x {UTTERANCE_SECONDS:g} s"
+            case = encoders.build_case(
+                name,
+                UTTERANCE_SECONDS,
+                options.batch_size,
+                num_blocks=options.num_blocks,
+            )
+            module = case.module().to(options.device).train()
+            inputs = [
+                x.to(options.device) for x in case.inputs(case.batch, case.frames)
+            ]
+            try:
+                with torch.autocast(
+                    options.device, torch.bfloat16, enabled=dtype == "bfloat16"
+                ):
+                    module(*inputs)[0].float().sum().backward()  # To warm up.
+                    with profile(activities=[activity or ProfilerActivity.CPU]) as run:
+                        module(*inputs)[0].float().sum().backward()
+            except (TypeError, RuntimeError) as error:
+                yield ["kernels", name, setting, _last_line(str(error)), ""]
+                continue
+            events = [e for e in run.events() if _is_kernel(e) or activity is None]
+            what = "kernels" if activity else "operations"
+            yield ["kernels", name, setting, f"{len(events):,} {what}", ""]
+
+
+def _is_kernel(event: FunctionEvent) -> bool:
+    is_transfer = event.name.startswith(("Memcpy", "Memset"))
+    return event.device_type == DeviceType.CUDA and not is_transfer
+
+
+def training(
+    options: argparse.Namespace, seconds_left: Callable[[], float]
+) -> Iterator[list[str]]:
+    """Train models of whole configurations for some seconds each.
+
+    Args:
+        options: The command line.
+        seconds_left: Tells how much time there is.
+
+    Yields:
+        Cells under :data:`COLUMNS`.
+    """
+    for name in options.configs:
+        if seconds_left() < 3 * TRAINING_SECONDS:
+            yield ["training", name, "", "no time left", ""]
+            continue
+        model = build_model(name, options.num_blocks).to(options.device).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+
+        def step(batch: int, model=model, optimizer=optimizer) -> None:
+            samples = int(16000 * UTTERANCE_SECONDS)
+            inputs = (
+                torch.randn(batch, samples),
+                torch.full((batch,), samples),
+                torch.randint(3, 100, (batch, 60)),
+                torch.full((batch,), 60),
+            )
+            optimizer.zero_grad()
+            with torch.autocast(options.device, torch.bfloat16):
+                loss, *_ = model(*(x.to(options.device) for x in inputs))
+            loss.backward()
+            optimizer.step()
+            if not math.isfinite(loss.item()):
+                raise ValueError(f"loss is {loss.item()}")
+
+        batch = largest_batch(step, options.most_utterances)
+        if batch == 0:
+            yield ["training", name, "", "FAILED: no utterance fits", ""]
+            continue
+        start, steps = time.perf_counter(), 0
+        while steps == 0 or time.perf_counter() - start < options.training_seconds:
+            step(batch)
+            steps += 1
+        seconds = (time.perf_counter() - start) / steps
+        speed = number(batch * UTTERANCE_SECONDS / seconds)
+        memory = ""
+        if options.device == "cuda":
+            memory = size(torch.cuda.max_memory_allocated())
+        yield [
+            "training",
+            name,
+            f"bfloat16, {batch} x {UTTERANCE_SECONDS:g} s, with decoder and optimizer",
+            f"{duration(seconds)} a step, {memory}".removesuffix(", "),
+            f"{speed} s of audio a second",
+        ]
+        del model, optimizer, step
+        _free_memory(options.device)
+
+
+def build_model(config: str, num_blocks: int) -> torch.nn.Module:
+    """Build ESPnet's model of a configuration, with 5000 tokens."""
+    tokens = ["<blank>", "<unk>", *map(str, range(4997)), "<sos/eos>"]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(tokens))
+        file.flush()
+        arguments = ["--config", str(ROOT / "conf" / f"{config}.yaml")]
+        arguments += ["--token_list", file.name, "--normalize", "utterance_mvn"]
+        arguments += ["--encoder_conf", f"num_blocks={num_blocks}"]
+        args = ASRTask.get_parser().parse_args(arguments)
+        return ASRTask.build_model(args)
+
+
+def largest_batch(step: Callable[[int], None], most: int) -> int:
+    """Return the largest power of two of utterances that a step has memory for."""
+    batch = 0
+    while max(1, 2 * batch) <= most:
+        try:
+            step(max(1, 2 * batch))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            break
+        batch = max(1, 2 * batch)
+    # The largest leaves fragments that the next step may lack.
+    return batch
+
+
+def _free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def streams(options: argparse.Namespace) -> Iterator[list[str]]:
+    """Time chunks of streams, beside ESPnet's streaming encoder.
+
+    Args:
+        options: The command line.
+
+    Yields:
+        Cells under :data:`COLUMNS`.
+    """
+    measured = streaming.measure(
+        [options.stream_seconds], options.num_blocks, options.device
+    )
+    for name, _, audio, _, median, last, state, ratio in measured:
+        yield [
+            "streaming",
+            name,
+            f"float32, chunks of 640 ms, {audio}",
+            f"{median} a chunk (99th percentile {last}), state {state}",
+            f"{ratio} x as fast as contextual_block_conformer",
+        ]
+
+
+def tests(options: argparse.Namespace, seconds: float) -> list[str]:
+    """Run the tests that ask for a GPU, and return a row about them."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header"]
+    command += ["-k", "cuda" if options.device == "cuda" else "cpu", *options.tests]
+    outcome = _run(command, seconds)
+    return ["tests", " ".join(options.tests), options.device, outcome, ""]
+
+
+def _run(command: Sequence[str], seconds: float) -> str:
+    """Run a command, and return its last line, or why there is none."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not finished after {seconds:.0f} s"
+    last = _last_line(done.stdout)
+    if done.returncode != 0:
+        return f"FAILED: {last}"
+    return f"{last}, {duration(time.perf_counter() - start)}"
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[-1][:100].replace("|", "/")
+
+
 def recipe(device: str, seconds: float) -> list[str]:
     """Run all stages of the recipe, and return a row about it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -174,22 +383,7 @@ def recipe(device: str, seconds: float) -> list[str]:
         ]
         command = [sys.executable, str(ROOT / "egs" / "librispeech" / "run.py")]
         command += [*RECIPE, *directories, f"--ngpu={int(device == 'cuda')}"]
-        start = time.perf_counter()
-        try:
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired:
-            outcome = f"not finished after {seconds:.0f} s"
-        else:
-            outcome = duration(time.perf_counter() - start)
-            if done.returncode != 0:
-                last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-                outcome = f"FAILED: {last[:100]}".replace("|", "/")
+        outcome = _run(command, seconds)
     return ["recipe", "fastformer", "3 minutes of speech, 2 epochs", outcome, ""]
 
 
@@ -277,7 +471,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--num_blocks", type=int, default=encoders.SHARED["num_blocks"])
     parser.add_argument(
-        "--minutes", type=float, default=8.0, help="time to stay within (default: 8)"
+        "--minutes",
+        type=float,
+        default=12.0,
+        help="time to stay within; the tests take four more at most (default: 12)",
+    )
+    parser.add_argument(
+        "--batch_size", type=int, default=16, help="of the part kernels (default: 16)"
+    )
+    parser.add_argument(
+        "--configs",
+        nargs="+",
+        default=TRAINED,
+        metavar="NAME",
+        help="of the part training, below conf/ (default: " + " ".join(TRAINED) + ")",
+    )
+    parser.add_argument(
+        "--most_utterances",
+        type=int,
+        default=512,
+        help="of its batches (default: 512)",
+    )
+    parser.add_argument(
+        "--training_seconds",
+        type=float,
+        default=TRAINING_SECONDS,
+        help=f"that each is trained for (default: {TRAINING_SECONDS:g})",
+    )
+    parser.add_argument(
+        "--stream_seconds",
+        type=float,
+        default=60.0,
+        help="of audio of the part streaming (default: 60)",
+    )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=["tests/layers", "tests/encoder"],
+        metavar="PATH",
+        help="of the part tests (default: tests/layers tests/encoder)",
     )
     options = parser.parse_args(argv)
     settings = settings_of(options, budget=2.0)
@@ -293,11 +525,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"| {' | '.join(row)} |", flush=True)
 
     print(table(COLUMNS, []), flush=True)
-    if "exactness" in options.parts:
-        for row in exactness(options):
-            add(row)
-    if "recipe" in options.parts:
-        add(recipe(options.device, min(RECIPE_SECONDS, seconds_left())))
+    parts = {
+        "exactness": lambda: exactness(options),
+        "kernels": lambda: kernels(options),
+        "training": lambda: training(options, seconds_left),
+        "streaming": lambda: streams(options),
+        "recipe": lambda: [recipe(options.device, min(RECIPE_SECONDS, seconds_left()))],
+    }
+    for part, measure in parts.items():
+        if part in options.parts:
+            for row in measure():
+                add(row)
     if "speed" in options.parts:
 
         def record(results: list[Result]) -> None:
@@ -312,6 +550,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         if groups:
             add(["speed", "", "", f"no time for {groups} more groups", ""])
+    if "tests" in options.parts:
+        add(tests(options, max(seconds_left(), TESTS_SECONDS)))
     if any("TOO LARGE" in row[-1] or "FAILED" in row[-2] for row in report.rows):
         raise SystemExit("Something is not as it should be: see the table.")
 

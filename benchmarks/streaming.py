@@ -8,7 +8,7 @@ call by call.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -77,6 +77,8 @@ class Stream:
         _, _, self.state = self.encoder(
             features, lengths, self.state, is_final=False, infer_mode=True
         )
+        if features.is_cuda:
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - start)
 
 
@@ -107,6 +109,42 @@ def row(name: str, stream: Stream, reference: Stream, audio: float) -> list[str]
     ]
 
 
+@torch.no_grad()
+def measure(
+    lengths: Sequence[float], num_blocks: int, device: str
+) -> Iterator[list[str]]:
+    """Stream noise through all encoders, which take turns call by call.
+
+    Args:
+        lengths: Seconds of audio after which there is a row for each.
+        num_blocks: Blocks of the encoders.
+        device: Where to compute.
+
+    Yields:
+        Cells under :data:`COLUMNS`.
+    """
+    torch.manual_seed(0)
+    streams = {
+        name: Stream(build(num_blocks=num_blocks).eval().to(device))
+        for name, build in ENCODERS.items()
+    }
+    for stream in streams.values():  # The first calls of a process are slower.
+        warm = Stream(stream.encoder)
+        for _ in range(3):
+            warm.step(torch.randn(1, FEATURES_A_CALL, FEATURES, device=device))
+    seconds_a_call = FEATURES_A_CALL / FRAMES_PER_SECOND
+    done = 0
+    for audio in sorted(lengths):
+        while done * seconds_a_call < audio:
+            features = torch.randn(1, FEATURES_A_CALL, FEATURES, device=device)
+            for stream in streams.values():
+                stream.step(features)
+            done += 1
+        for name, stream in streams.items():
+            reference = streams["contextual_block_conformer"]
+            yield row(name, stream, reference, done * seconds_a_call)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = get_parser(__doc__, "streaming")
@@ -122,30 +160,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     settings = settings_of(options)
     torch.set_num_threads(settings.threads)
-    torch.manual_seed(0)
-    streams = {
-        name: Stream(build(num_blocks=options.num_blocks).eval().to(settings.device))
-        for name, build in ENCODERS.items()
-    }
     report = Report("Streaming", describe_machine(settings), columns=COLUMNS)
-    reference = streams["contextual_block_conformer"]
-    seconds_a_call = FEATURES_A_CALL / FRAMES_PER_SECOND
-    done = 0
-    with torch.no_grad():
-        for stream in streams.values():  # The first calls of a process are slower.
-            warm = Stream(stream.encoder)
-            for _ in range(3):
-                warm.step(torch.randn(1, FEATURES_A_CALL, FEATURES))
-        for audio in sorted(options.lengths):
-            while done * seconds_a_call < audio:
-                features = torch.randn(1, FEATURES_A_CALL, FEATURES)
-                for stream in streams.values():
-                    stream.step(features.to(settings.device))
-                done += 1
-            for name, stream in streams.items():
-                report.rows.append(row(name, stream, reference, done * seconds_a_call))
-                print(" | ".join(report.rows[-1]), flush=True)
-            report.save(options.output)
+    for cells in measure(options.lengths, options.num_blocks, settings.device):
+        report.rows.append(cells)
+        print(" | ".join(cells), flush=True)
+        report.save(options.output)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ between them.
 """
 
 import argparse
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +20,6 @@ import jiwer
 import torch
 from espnet2.asr.encoder.contextual_block_conformer_encoder import (
     ContextualBlockConformerEncoder,
-)
-from espnet2.legacy.nets.pytorch_backend.transformer.subsampling_without_posenc import (
-    Conv2dSubsamplingWOPosEnc,
 )
 
 from benchmarks.corpus import read_corpus
@@ -70,12 +66,6 @@ class BlockTranscriber(Transcriber):
     """
 
     block: Block | None = None
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        embed = self.model.encoder.embed
-        if isinstance(embed, Conv2dSubsamplingWOPosEnc):
-            self._stride = math.prod(embed.strides)
 
     def _check_model(self) -> None:
         encoder = self.model.encoder

@@ -78,6 +78,7 @@ class FastSelfAttention(ChunkedLayer, ESPnetFastSelfAttention):
         """
         if self.chunks is not None:
             return self._forward_chunks(xs_pad, mask, self.chunks)
+        # Folding saves passes over time, which bound a CPU, but starts more kernels.
         if xs_pad.device.type != "cpu" or not self._is_foldable():
             return self._forward_unfolded(xs_pad, mask)
         key_mean = self.pool(xs_pad, mask)  # (B, D)

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks import document, encoders, gpu, layers, runtimes, targets
+from benchmarks import (
+    document,
+    encoders,
+    gpu,
+    kernels,
+    layers,
+    runtimes,
+    streaming,
+    targets,
+)
 from benchmarks.results import Report, duration
 
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]
@@ -156,16 +165,54 @@ def test_gpu(tmp_path):
     gpu.main(
         [
             *QUICK,
-            *("--parts", "exactness", "speed", "--num_blocks", "1"),
+            *("--num_blocks", "1", "--batch_size", "2", "--minutes", "60"),
+            *("--parts", "exactness", "kernels", "training", "streaming", "speed"),
+            *("tests", "--tests", "tests/layers/test_dropout.py"),
             *("--competitors", gpu.BASELINE, "fastformer", "aft-conv"),
-            *("--lengths", "0.3", "--training_audio", "0.3", "--minutes", "60"),
+            *("--lengths", "0.3", "--training_audio", "0.3"),
+            *("--configs", "train_asr_ctc_fastformer_small", "--most_utterances", "2"),
+            *("--training_seconds", "0", "--stream_seconds", "1.5"),
             *("--output", str(tmp_path / "gpu")),
         ]
     )
     header, *rows = read_table((tmp_path / "gpu.md").read_text())
     assert tuple(header) == gpu.COLUMNS
-    exactness = [row for row in rows if row[0] == "exactness"]
-    assert len(exactness) == 2 * 2 * 2
-    assert all(row[4].endswith("ok") for row in exactness)
-    speed = [row for row in rows if row[0] in ("training", "inference")]
-    assert [row[1] for row in speed] == 2 * [gpu.BASELINE, "fastformer", "aft-conv"]
+    parts = {part: [row for row in rows if row[0] == part] for part, *_ in rows}
+    assert len(parts["exactness"]) == 2 * 2 * 2
+    assert all(row[4].endswith("ok") for row in parts["exactness"])
+    competitors = [gpu.BASELINE, "fastformer", "aft-conv"]
+    assert [row[1] for row in parts["kernels"][::2]] == competitors
+    assert all(int(row[3].split()[0].replace(",", "")) > 50 for row in parts["kernels"])
+    # The rows of speed are called training and inference too.
+    trained, *_ = parts["training"]
+    assert trained[1:3] == [
+        "train_asr_ctc_fastformer_small",
+        "bfloat16, 2 x 15 s, with decoder and optimizer",
+    ]
+    assert {row[1] for row in parts["streaming"]} == {*streaming.ENCODERS}
+    (of_tests,) = parts["tests"]
+    assert "passed" in of_tests[3]
+    speed = [row for row in rows if row[0] == "inference"]
+    assert [row[1] for row in speed] == competitors
+
+
+def test_kernels(tmp_path):
+    kernels.main(
+        [
+            *("--num_blocks", "1", "--batch_size", "2", "--seconds", "1"),
+            *("--competitors", "fastformer", "--output", str(tmp_path / "kernels")),
+        ]
+    )
+    header, *rows = read_table((tmp_path / "kernels.md").read_text())
+    assert tuple(header) == kernels.COLUMNS
+    names = [kernels.REL_SELFATTN, kernels.FAST_SELFATTN, "fastformer"]
+    assert [(row[0], row[2]) for row in rows] == 2 * [
+        (name, part) for name in names for part in ("forward", "backward")
+    ]
+    for row in rows:
+        assert int(row[4].replace(",", "")) > 50
+        assert float(row[8]) > 0
+    rel_selfattn, fast_selfattn, ours = rows[::2][:3]
+    assert rel_selfattn[7] == fast_selfattn[5] == "1.00"
+    # Lengths of ESPnet's are read one by one.
+    assert int(ours[3]) <= 1 < int(rel_selfattn[3])
