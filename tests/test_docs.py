@@ -127,9 +127,8 @@ def test_exported_model_in_readme(tmp_path, monkeypatch, capsys):
 def test_site_is_built_without_warnings(tmp_path):
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
-    done = subprocess.run(
-        [*command, "docs", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
+    command += ["-c", "docs", ".", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    options = (tmp_path / "options.html").read_text()
+    options = (tmp_path / "docs" / "options.html").read_text()
     assert "cgmlp_linear_units" in options and "aft_window_size" in options
