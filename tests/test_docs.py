@@ -86,6 +86,18 @@ def test_speed_and_memory_are_those_of_the_benchmarks():
     assert theirs["3600 s"] == "out of memory"
 
 
+def test_error_rates_of_streams_are_those_of_their_page():
+    latencies = ["whole", "1280 ms", "640 ms", "320 ms", "160 ms"]
+    page = (ROOT / "docs" / "streaming.md").read_text()
+    rates = {
+        name: [cell.partition(" ")[0] for cell in row]
+        for name, subset, *row in table(page, ["encoder", "subset", *latencies])
+        if subset == "test-small"
+    }
+    rows = table(README, ["encoder", *latencies])
+    assert {name: row for name, *row in rows} == rates
+
+
 def test_results_are_of_configurations_that_are_there():
     page = (ROOT / "egs" / "librispeech" / "README.md").read_text()
     section = page.partition("\n## Results\n")[2].partition("\n## ")[0]
