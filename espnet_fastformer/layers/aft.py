@@ -562,11 +562,11 @@ class FactorizedBias(torch.nn.Module):
         self, frames: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return u and v of the first positions, each (frames, rank)."""
-        factors = [factor[:frames].to(dtype) for factor in (self.query, self.key)]
-        missing = frames - len(self.query)
-        if missing > 0:
-            factors = [F.pad(factor, (0, 0, 0, missing)) for factor in factors]
-        return tuple(factors)
+        # Copies: of a sharded parameter, a view ends with this call.
+        return tuple(
+            F.pad(factor[:frames].to(dtype), (0, 0, 0, max(0, frames - len(factor))))
+            for factor in (self.query, self.key)
+        )
 
 
 def blocks_of_window(frames: int, radius: int) -> Blocks:
