@@ -99,13 +99,12 @@ def count() -> Iterator[Counts]:
 
 @contextmanager
 def available() -> Iterator[torch.device]:
-    """Do with the device what torch does with CUDA, and not with other devices.
+    """Let torch use the device, and make and load its storages.
 
-    ``module.to(device)`` keeps its parameters as objects, but not while a graph holds
-    them, which it may with CUDA. Storages, which torch has no allocator for, can be
-    made and loaded. Outside of it nothing of torch is changed.
+    For these torch has no allocator. Outside of this context nothing of it is changed.
+    What differs from CUDA: ``module.to(device)`` gives the module other parameters, so
+    an optimiser is made after it.
     """
-    keeps = torch.__future__.get_swap_module_params_on_conversion()
     new_storage = torch.UntypedStorage.__new__
 
     def new(cls, *args, device=None, **kwargs):
@@ -115,13 +114,11 @@ def available() -> Iterator[torch.device]:
         size = args[0] if args else kwargs.get("size", 0)
         return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
-    torch.__future__.set_swap_module_params_on_conversion(True)
     torch.UntypedStorage.__new__ = new
     _Backend.is_used = True
     try:
         yield torch.device(NAME)
     finally:
-        torch.__future__.set_swap_module_params_on_conversion(keeps)
         del torch.UntypedStorage.__new__
         _Backend.is_used = False
 
@@ -391,11 +388,13 @@ def _register() -> None:
         "aten::convolution_backward_overrideable": _convolution_backward,
     }
     # Operations that CUDA does not take apart: nor does the CPU, but for these.
-    for name in _names_with_kernel("CPU"):
+    names = set(torch._C._dispatch_get_all_op_names())
+    own = {x for x in names if x.startswith("aten::_foreach_")}
+    own.update(_names_with_kernel("CPU"))
+    # With a number they become those with a tensor, which is a number again in Python.
+    own |= {x.removesuffix("Tensor") + "Scalar" for x in own if x.endswith(".Tensor")}
+    for name in own & names:
         special.setdefault(name, _kernel(_overload(name)))
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::_foreach_"):
-            special.setdefault(name, _kernel(_overload(name)))
     for name, function in special.items():
         _library.impl(name, function, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):

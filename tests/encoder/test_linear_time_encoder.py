@@ -332,8 +332,7 @@ def autocast(encoder, dtype, *args):
 def test_on_device(name, dtype, device):
     encoder = build(name, output_size=32)
     xs_pad, lengths = features([163, 120])
-    with torch.no_grad():
-        expected, olens, _ = encoder(xs_pad, lengths)
+    expected, olens, _ = encoder(xs_pad, lengths)
     encoder = encoder.to(device).train()
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         encoder(xs_pad.to(device), lengths.to(device))[0].float().sum().backward()

@@ -53,9 +53,8 @@ def test_optimiser_step(experiment, accelerator):
     }
     losses, parameters = [], []
     for device in (torch.device("cpu"), accelerator):
-        there = copy.deepcopy(model).train()
+        there = copy.deepcopy(model).train().to(device)
         optimizer = torch.optim.SGD(there.parameters(), lr=0.1)
-        there.to(device)  # The optimiser goes on with the same parameters.
         loss, _, _ = there(**{key: x.to(device) for key, x in batch.items()})
         loss.backward()
         torch.nn.utils.clip_grad_norm_(there.parameters(), 1.0)
