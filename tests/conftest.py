@@ -3,15 +3,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+# Registers the device, before the first backward pass counts those that there are.
+from tests import simulated_device
+
 ACCELERATOR = "cuda" if torch.cuda.is_available() else "simulated"
 
 
 @pytest.fixture
 def simulated() -> Iterator[torch.device]:
     """A device that stands in for a GPU, and counts."""
-    # Registers the device, which tests that do without it shall not see.
-    from tests import simulated_device
-
     with simulated_device.available() as device:
         yield device
 

@@ -38,9 +38,11 @@ def padding_of(mask: torch.Tensor) -> torch.Tensor:
     """
     if is_traced():
         return mask.eq(0)
-    if not hasattr(mask, "_padding"):
-        mask._padding = mask.eq(0)
-    return mask._padding
+    padding = getattr(mask, "_padding", None)
+    # What inference mode makes, autograd cannot use later.
+    if padding is None or padding.is_inference() != torch.is_inference_mode_enabled():
+        padding = mask._padding = mask.eq(0)
+    return padding
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
