@@ -67,12 +67,12 @@ def take_over(cls: type, conv: torch.nn.Module) -> torch.nn.Module:
 
 
 def in_autocast_dtype(*tensors: torch.Tensor | None) -> Iterator[torch.Tensor | None]:
-    """Convert tensors as autocast does before a convolution on a CPU."""
+    """Convert tensors as autocast does before a convolution."""
     for tensor in tensors:
-        if tensor is not None and torch.is_autocast_enabled("cpu"):
+        if tensor is not None and torch.is_autocast_enabled(tensor.device.type):
             # Autocast leaves float64 as it is.
             if tensor.dtype is not torch.float64:
-                tensor = tensor.to(torch.get_autocast_dtype("cpu"))
+                tensor = tensor.to(torch.get_autocast_dtype(tensor.device.type))
         yield tensor
 
 

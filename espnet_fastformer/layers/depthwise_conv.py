@@ -5,7 +5,13 @@ from torch.nn import functional as F
 
 from espnet_fastformer.layers.chunks import ChunkedLayer, convolve_chunks
 from espnet_fastformer.layers.conv2d import in_autocast_dtype, take_over
-from espnet_fastformer.layers.modes import gradient, is_exporting, is_traced
+from espnet_fastformer.layers.modes import (
+    gradient,
+    is_compiling,
+    is_exporting,
+    is_traced,
+)
+from espnet_fastformer.layers.opaque_conv import opaque_conv1d
 
 # Of the gradient of the filters: frames in a block, and values of the input that are
 # copied at a time.
@@ -56,6 +62,10 @@ class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
         is_training = torch.is_grad_enabled() and weight.requires_grad
+        # Its gradient is for a convolution that keeps the length, as ESPnet's do.
+        keeps_length = 2 * self.padding[0] + 1 == self.kernel_size[0]
+        if is_training and keeps_length and is_compiling():
+            return opaque_conv1d(*in_autocast_dtype(x, weight, self.bias))
         # The gradient below is not for compilers.
         if x.device.type != "cpu" or (is_training and is_traced()):
             return self._conv_forward(x, weight, self.bias)
@@ -64,8 +74,7 @@ class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
             row = row.contiguous(memory_format=torch.channels_last)
         weight = weight.unsqueeze(2)
         padding = self.padding[0]
-        # Its gradient is for a convolution that keeps the length, as ESPnet's do.
-        if is_training and 2 * padding + 1 == self.kernel_size[0]:
+        if is_training and keeps_length:
             inputs = in_autocast_dtype(row, weight, self.bias)
             return _DepthwiseRow.apply(*inputs).squeeze(2)
         row = F.conv2d(row, weight, self.bias, padding=(0, padding), groups=self.groups)

@@ -14,6 +14,11 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
+def is_compiling() -> bool:
+    """Return whether a compiler makes a graph to run here, and not one to export."""
+    return torch.compiler.is_compiling() and not is_exporting()
+
+
 def is_traced() -> bool:
     """Return whether torch takes a layer's operations apart instead of running them.
 

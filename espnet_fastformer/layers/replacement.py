@@ -5,8 +5,9 @@ import torch
 from espnet_fastformer.layers.conv2d import Conv2d
 from espnet_fastformer.layers.depthwise_conv import DepthwiseConv1d
 from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.pointwise_conv import PointwiseConv1d
 
-FASTER_LAYERS = (Conv2d, DepthwiseConv1d, Dropout)
+FASTER_LAYERS = (Conv2d, DepthwiseConv1d, Dropout, PointwiseConv1d)
 
 
 def replace_layers(module: torch.nn.Module) -> torch.nn.Module:

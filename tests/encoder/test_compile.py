@@ -16,6 +16,9 @@ OTHER_LENGTHS = ([47, 20, 20], [150, 149], [280, 200, 280], [640, 25], [1100, 90
 
 SMALL = {"aft-full": {"aft_max_len": 100}}
 
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("g++"), reason="needs a C++ compiler"
+)
 every_encoder = pytest.mark.parametrize("name", MOST_SLOW)
 
 
@@ -222,6 +225,24 @@ def test_option_compiles_once_more_for_another_form(name, counter):
     assert others == [second, second]
 
 
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("block_type", ["e_branchformer", "conformer"])
+def test_option_compiles_once_with_inductor(block_type):
+    counter = CompileCounterWithBackend("inductor")
+    encoder = build(
+        "fastformer",
+        block_type=block_type,
+        num_blocks=1,
+        compile=True,
+        **WITHOUT_DROPOUT,
+    )
+    batches = ([163, 120], [300, 61], [150, 149, 20])
+    with torch.compiler.set_stance("default", force_backend=counter):
+        first, *others = check_option(encoder.train(), counter, batches)
+    assert others == [first, first]
+
+
 def test_option_leaves_all_but_whole_utterances_in_training(counter):
     options = {"dynamic_chunk_training": True, "short_chunk_threshold": 1.0}
     encoder = build("aft-simple", compile=True, **WITHOUT_DROPOUT, **options)
@@ -247,7 +268,7 @@ def test_option_refuses_branches(options):
         build("fastformer", compile=True, **options)
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@needs_compiler
 @torch.no_grad()
 @pytest.mark.slow
 def test_inductor():

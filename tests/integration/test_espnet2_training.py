@@ -13,6 +13,7 @@ import yaml
 from espnet2.bin.asr_inference import Speech2Text
 from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import TooShortUttError
 from espnet2.tasks.asr import ASRTask
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from espnet_fastformer import register
 
@@ -161,6 +162,28 @@ def test_audio_of_another_kind_ends_the_training(
     with pytest.raises(RuntimeError, match=words):
         train(tmp_path, encoder, odd, **options)
     assert not list(tmp_path.glob("exp/*.pth"))
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_model(tmp_path):
+    counter = CompileCounterWithBackend("aot_eager")
+    models = []
+    for name, option in (("plain", {}), ("compiled", {"compile": True})):
+        (tmp_path / name).mkdir()
+        dropout = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
+        with torch.compiler.set_stance("default", force_backend=counter):
+            exp = train(
+                tmp_path / name,
+                "fastformer",
+                tone(0.9),
+                encoder_conf=CONFIG["encoder_conf"] | dropout | option,
+                optim="sgd",
+                optim_conf={"lr": 0.01},
+            )
+        models.append(torch.load(exp / "valid.loss.ave.pth", weights_only=True))
+        assert bool(counter.frame_count) == bool(option)
+    torch.testing.assert_close(*models, rtol=1e-3, atol=1e-5)
+    assert isinstance(recognize(exp, tone(0.5)), str)
 
 
 @contextlib.contextmanager

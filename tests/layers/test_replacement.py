@@ -7,6 +7,7 @@ from espnet2.legacy.nets.pytorch_backend.transformer.subsampling import (
 from espnet_fastformer.layers.conv2d import Conv2d
 from espnet_fastformer.layers.depthwise_conv import DepthwiseConv1d
 from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.pointwise_conv import PointwiseConv1d
 from espnet_fastformer.layers.replacement import replace_layers
 
 
@@ -30,6 +31,7 @@ def test_what_is_replaced():
     module = torch.nn.Sequential(
         torch.nn.Conv1d(8, 8, 3, padding=1, groups=8),
         torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Dropout(0.1)),
+        torch.nn.Conv1d(8, 4, 1),
         torch.nn.Conv1d(8, 8, 3),
         torch.nn.Linear(8, 8),
     )
@@ -38,6 +40,7 @@ def test_what_is_replaced():
         DepthwiseConv1d,
         Conv2d,
         Dropout,
+        PointwiseConv1d,
         torch.nn.Conv1d,
         torch.nn.Linear,
     ]
