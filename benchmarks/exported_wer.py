@@ -15,6 +15,7 @@ from pathlib import Path
 import jiwer
 import torch
 
+from benchmarks.corpus import get_parser as get_corpus_parser
 from benchmarks.corpus import read_corpus
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, number, size, table
@@ -24,7 +25,6 @@ from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.features import Recording
 from espnet_fastformer.inference.transcriber import Transcriber
 
-RESULT = Path(__file__).parent / "results" / "exported_wer"
 COLUMNS = ("file", "WER", "CER", "size", "seconds of audio a second")
 
 
@@ -51,30 +51,15 @@ class ExportedTranscriber(Transcriber):
 
 def get_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exported_wer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = get_corpus_parser(__doc__, "exported_wer")
     parser.add_argument(
         "--exp", type=Path, required=True, help="as for espnet-fastformer export"
     )
     parser.add_argument("--asr_model_file", type=Path, help="default: found in EXP")
     parser.add_argument(
-        "--corpus", type=Path, required=True, help="directory of the subsets"
-    )
-    parser.add_argument("--subsets", nargs="+", required=True, metavar="SUBSET")
-    parser.add_argument(
         "--files", nargs="+", type=Path, required=True, help="*.onnx or *.pt2"
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULT,
-        help="write OUTPUT.json and OUTPUT.md (default: benchmarks/results/"
-        f"{RESULT.name})",
-    )
     return parser
 
 

@@ -22,6 +22,7 @@ import jiwer
 import numpy as np
 import torch
 
+from benchmarks.corpus import get_parser as get_corpus_parser
 from benchmarks.corpus import read_corpus
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, size, table
@@ -29,7 +30,6 @@ from espnet_fastformer.inference.audio import duration, read_audio
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.transcriber import DTYPES, Transcriber
 
-RESULT = Path(__file__).parent / "results" / "long_form_wer"
 COLUMNS = ("decoding", "WER", "against one by one", "peak memory")
 
 
@@ -50,19 +50,11 @@ class Decoded(NamedTuple):
 
 def get_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_form_wer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = get_corpus_parser(__doc__, "long_form_wer")
     parser.add_argument(
         "--exp", type=Path, required=True, help="as for espnet-fastformer transcribe"
     )
     parser.add_argument("--asr_model_file", type=Path, help="default: found in EXP")
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="directory of the subsets"
-    )
-    parser.add_argument("--subsets", nargs="+", required=True, metavar="SUBSET")
     parser.add_argument("--hours", type=float, default=1.0, help="default: 1")
     parser.add_argument(
         "--silence",
@@ -84,13 +76,6 @@ def get_parser() -> argparse.ArgumentParser:
     has_gpu = int(torch.cuda.is_available())
     parser.add_argument("--ngpu", type=int, choices=(0, 1), default=has_gpu)
     parser.add_argument("--seed", type=int, default=0, help="of order and silences")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULT,
-        help="write OUTPUT.json and OUTPUT.md (default: benchmarks/results/"
-        f"{RESULT.name})",
-    )
     return parser
 
 

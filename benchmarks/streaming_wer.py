@@ -22,6 +22,7 @@ from espnet2.asr.encoder.contextual_block_conformer_encoder import (
     ContextualBlockConformerEncoder,
 )
 
+from benchmarks.corpus import get_parser as get_corpus_parser
 from benchmarks.corpus import read_corpus
 from benchmarks.long_form_wer import Utterance, draw, join
 from benchmarks.measure import Settings
@@ -32,7 +33,6 @@ from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.features import Recording, normalize_features
 from espnet_fastformer.inference.transcriber import Transcriber
 
-RESULT = Path(__file__).parent / "results" / "streaming_wer"
 COLUMNS = (
     "model",
     "decoding",
@@ -105,18 +105,10 @@ class BlockTranscriber(Transcriber):
 
 def get_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.streaming_wer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = get_corpus_parser(__doc__, "streaming_wer")
     parser.add_argument(
         "--exps", type=Path, nargs="+", required=True, help="directories of trainings"
     )
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="directory of the subsets"
-    )
-    parser.add_argument("--subsets", nargs="+", required=True, metavar="SUBSET")
     parser.add_argument(
         "--chunk_sizes",
         type=int,
@@ -149,13 +141,6 @@ def get_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0, help="of order and silences")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULT,
-        help="write OUTPUT.json and OUTPUT.md (default: benchmarks/results/"
-        f"{RESULT.name})",
-    )
     return parser
 
 

@@ -35,6 +35,7 @@ from espnet_fastformer.encoder.options import (
 from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
 from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
 from espnet_fastformer.layers.modes import is_traced
+from espnet_fastformer.layers.padding import share_padding
 from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE, is_long
 from espnet_fastformer.layers.replacement import replace_layers
 
@@ -558,6 +559,8 @@ class LinearTimeEncoder(AbsEncoder):
         return_all_hs: bool = False,
     ) -> list[torch.Tensor]:
         """Return the output (B, T, D) and after it the intermediate ones."""
+        if mask is not None and not is_traced():
+            share_padding(mask)
         intermediate = []
         for number, block in enumerate(self.encoders, start=1):
             if max_layer is not None and number > max_layer:

@@ -27,11 +27,8 @@ from espnet_fastformer.layers.chunks import (
     weigh_chunks,
 )
 from espnet_fastformer.layers.dropout import Dropout
-from espnet_fastformer.layers.modes import (
-    is_exporting,
-    padding_of,
-    without_autocast,
-)
+from espnet_fastformer.layers.modes import is_exporting, without_autocast
+from espnet_fastformer.layers.padding import padding_of
 from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
 from espnet_fastformer.layers.weighted_sum import (
     Blocks,

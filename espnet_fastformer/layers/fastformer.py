@@ -22,9 +22,9 @@ from espnet_fastformer.layers.modes import (
     has_hooks,
     is_exporting,
     is_traced,
-    padding_of,
     without_autocast,
 )
+from espnet_fastformer.layers.padding import padding_of
 from espnet_fastformer.layers.weighted_sum import divide
 
 

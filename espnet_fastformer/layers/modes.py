@@ -32,24 +32,6 @@ def is_traced() -> bool:
     )
 
 
-def padding_of(mask: torch.Tensor) -> torch.Tensor:
-    """Return where a mask has padding, made once for all layers that get the mask.
-
-    Args:
-        mask: (B, 1, T), any dtype, non-zero on real frames.
-
-    Returns:
-        (B, 1, T), true on padding.
-    """
-    if is_traced():
-        return mask.eq(0)
-    padding = getattr(mask, "_padding", None)
-    # What inference mode makes, autograd cannot use later.
-    if padding is None or padding.is_inference() != torch.is_inference_mode_enabled():
-        padding = mask._padding = mask.eq(0)
-    return padding
-
-
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context without autocast, on devices that have none too, as meta."""
     if not torch.amp.is_autocast_available(device.type):

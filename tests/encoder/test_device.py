@@ -202,6 +202,18 @@ def test_host_looks_at_lengths_once(name, block_type, place, waits, simulated):
     assert counts.waits.total() == waits, counts.waits
 
 
+@every_encoder
+def test_padding_is_found_once_for_all_blocks(name, simulated):
+    from tests.simulated_device import count
+
+    # ESPnet's layers with convolutions find it again for each.
+    encoder = build(name, block_type="transformer").to(simulated)
+    xs_pad, lengths = (x.to(simulated) for x in features(LENGTHS))
+    with count() as counts:
+        encoder(xs_pad, lengths)
+    assert counts.kernels["eq"] == 1
+
+
 def test_host_looks_at_lengths_once_whatever_the_options(simulated):
     from tests.simulated_device import count
 
