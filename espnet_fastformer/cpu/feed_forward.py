@@ -5,11 +5,14 @@ from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward i
     PositionwiseFeedForward as ESPnetFeedForward,
 )
 
+from espnet_fastformer.encoder.replacement import Replacement
 from espnet_fastformer.layers.pieces import by_pieces
 
 
-class PositionwiseFeedForward(ESPnetFeedForward):
+class PositionwiseFeedForward(Replacement, ESPnetFeedForward):
     """ESPnet's layer, a part of the frames at a time where there are many."""
+
+    replaces = ESPnetFeedForward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map each frame.

@@ -1,33 +1,33 @@
 """Two-dimensional convolution whose gradients take the faster layout each."""
 
-from collections.abc import Iterator
-
 import torch
 
-from espnet_fastformer.layers.modes import gradient, is_exporting, is_traced
+from espnet_fastformer.encoder.replacement import Replacement
+from espnet_fastformer.layers.modes import (
+    gradient,
+    in_autocast_dtype,
+    is_exporting,
+    is_traced,
+)
 
 
-class Conv2d(torch.nn.Conv2d):
+class Conv2d(Replacement, torch.nn.Conv2d):
     """torch's convolution in channels-last layout, with a faster gradient on a CPU.
 
     There the output and the gradient of the input are computed faster than in the usual
     layout, but the gradient of the filters more slowly.
     """
 
-    @classmethod
-    def replacing(cls, conv: torch.nn.Module) -> "Conv2d | None":
-        """Take over the parameters of a Conv2d.
+    replaces = torch.nn.Conv2d
 
-        Returns:
-            None if the module is anything else, or one that this does not compute.
-        """
-        if (
-            type(conv) is not torch.nn.Conv2d
-            or conv.padding_mode != "zeros"
-            or isinstance(conv.padding, str)
-        ):
-            return None
-        return take_over(cls, conv)
+    @classmethod
+    def fits(cls, layer: torch.nn.Module) -> bool:
+        """See :meth:`Replacement.fits`."""
+        return (
+            super().fits(layer)
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve.
@@ -47,33 +47,6 @@ class Conv2d(torch.nn.Conv2d):
         arguments = (self.stride, self.padding, self.dilation, self.groups)
         inputs = in_autocast_dtype(x, weight, bias)
         return _Convolution.apply(*inputs, arguments)
-
-
-def take_over(cls: type, conv: torch.nn.Module) -> torch.nn.Module:
-    """Build a subclass of a convolution, with the parameters of one."""
-    fast = cls(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        stride=conv.stride,
-        padding=conv.padding,
-        dilation=conv.dilation,
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        device="meta",
-    )
-    fast.weight, fast.bias = conv.weight, conv.bias
-    return fast
-
-
-def in_autocast_dtype(*tensors: torch.Tensor | None) -> Iterator[torch.Tensor | None]:
-    """Convert tensors as autocast does before a convolution."""
-    for tensor in tensors:
-        if tensor is not None and torch.is_autocast_enabled(tensor.device.type):
-            # Autocast leaves float64 as it is.
-            if tensor.dtype is not torch.float64:
-                tensor = tensor.to(torch.get_autocast_dtype(tensor.device.type))
-        yield tensor
 
 
 class _Convolution(torch.autograd.Function):

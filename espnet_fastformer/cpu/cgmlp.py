@@ -3,11 +3,14 @@
 import torch
 from espnet2.asr.layers.cgmlp import ConvolutionalGatingMLP as ESPnetGatingMLP
 
+from espnet_fastformer.encoder.replacement import Replacement
 from espnet_fastformer.layers.pieces import by_pieces
 
 
-class ConvolutionalGatingMLP(ESPnetGatingMLP):
+class ConvolutionalGatingMLP(Replacement, ESPnetGatingMLP):
     """ESPnet's layer, a part of the frames at a time where there are many."""
+
+    replaces = ESPnetGatingMLP
 
     def forward(
         self,

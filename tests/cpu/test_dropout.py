@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.cpu.dropout import Dropout
+from espnet_fastformer.encoder.replacement import replace_layers
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_evaluation_changes_nothing():
 
 
 def test_replacement():
-    dropout = Dropout.replacing(torch.nn.Dropout(0.2).eval())
+    dropout = replace_layers(torch.nn.Dropout(0.2).eval(), [Dropout])
     assert type(dropout) is Dropout and dropout.p == 0.2 and not dropout.training
     for other in (torch.nn.Dropout1d(0.4), torch.nn.Dropout(0.2, inplace=True)):
-        assert Dropout.replacing(other) is None
+        assert not Dropout.fits(other)

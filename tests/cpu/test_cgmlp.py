@@ -2,7 +2,7 @@ import pytest
 import torch
 from espnet2.asr.layers.cgmlp import ConvolutionalGatingMLP as ESPnetGatingMLP
 
-from espnet_fastformer.layers.cgmlp import ConvolutionalGatingMLP
+from espnet_fastformer.cpu.cgmlp import ConvolutionalGatingMLP
 from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE
 from tests.layers.memory import allocated
 

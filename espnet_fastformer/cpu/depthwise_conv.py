@@ -3,15 +3,15 @@
 import torch
 from torch.nn import functional as F
 
-from espnet_fastformer.layers.chunks import ChunkedLayer, convolve_chunks
-from espnet_fastformer.layers.conv2d import in_autocast_dtype, take_over
+from espnet_fastformer.encoder.convolution import (
+    DepthwiseConv1d as ChunkedDepthwiseConv1d,
+)
 from espnet_fastformer.layers.modes import (
     gradient,
-    is_compiling,
+    in_autocast_dtype,
     is_exporting,
     is_traced,
 )
-from espnet_fastformer.layers.opaque_conv import opaque_conv1d
 
 # Of the gradient of the filters: frames in a block, and values of the input that are
 # copied at a time.
@@ -19,7 +19,7 @@ _FRAMES = 16
 _VALUES = 2**20
 
 
-class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
+class DepthwiseConv1d(ChunkedDepthwiseConv1d):
     """Conv1d with one filter a channel, many times faster on a CPU.
 
     ESPnet's layers hold (B, T, C) and convolve a transposed view of it. torch copies
@@ -28,26 +28,10 @@ class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
     channels.
     """
 
-    @classmethod
-    def replacing(cls, conv: torch.nn.Module) -> "DepthwiseConv1d | None":
-        """Take over the parameters of a depthwise Conv1d of stride one.
+    replaces = ChunkedDepthwiseConv1d
 
-        Returns:
-            None if the module is anything else.
-        """
-        if not (
-            type(conv) is torch.nn.Conv1d
-            and conv.groups == conv.in_channels == conv.out_channels
-            and conv.stride == (1,)
-            and conv.dilation == (1,)
-            and conv.padding_mode == "zeros"
-            and not isinstance(conv.padding, str)
-        ):
-            return None
-        return take_over(cls, conv)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve along time.
+    def convolve(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve along time, with zeros around.
 
         Args:
             x: (B, C, T), best as a transposed view of contiguous (B, T, C).
@@ -55,29 +39,20 @@ class DepthwiseConv1d(ChunkedLayer, torch.nn.Conv1d):
         Returns:
             (B, C, T), a transposed view of contiguous (B, T, C).
         """
-        if self.chunks is not None:
-            return convolve_chunks(self._convolve, x, self.padding[0], self.chunks)
-        return self._convolve(x)
-
-    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        is_training = torch.is_grad_enabled() and weight.requires_grad
-        # Its gradient is for a convolution that keeps the length, as ESPnet's do.
-        keeps_length = 2 * self.padding[0] + 1 == self.kernel_size[0]
-        if is_training and keeps_length and is_compiling():
-            return opaque_conv1d(*in_autocast_dtype(x, weight, self.bias))
+        is_training = torch.is_grad_enabled() and self.weight.requires_grad
         # The gradient below is not for compilers.
         if x.device.type != "cpu" or (is_training and is_traced()):
-            return self._conv_forward(x, weight, self.bias)
+            return super().convolve(x)
         row = x.unsqueeze(2)
         if not is_exporting():  # Layouts are the runtime's business.
             row = row.contiguous(memory_format=torch.channels_last)
-        weight = weight.unsqueeze(2)
-        padding = self.padding[0]
-        if is_training and keeps_length:
+        weight = self.weight.unsqueeze(2)
+        # Its gradient is for a convolution that keeps the length.
+        if is_training and self.keeps_length:
             inputs = in_autocast_dtype(row, weight, self.bias)
             return _DepthwiseRow.apply(*inputs).squeeze(2)
-        row = F.conv2d(row, weight, self.bias, padding=(0, padding), groups=self.groups)
+        padding = (0, self.padding[0])
+        row = F.conv2d(row, weight, self.bias, padding=padding, groups=self.groups)
         return row.squeeze(2)
 
 

@@ -4,7 +4,7 @@ from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward i
     PositionwiseFeedForward as ESPnetFeedForward,
 )
 
-from espnet_fastformer.layers.feed_forward import PositionwiseFeedForward
+from espnet_fastformer.cpu.feed_forward import PositionwiseFeedForward
 from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE
 from tests.layers.memory import allocated
 

@@ -3,24 +3,25 @@
 import torch
 from torch.autograd.function import once_differentiable
 
+from espnet_fastformer.encoder.replacement import Replacement
 from espnet_fastformer.layers.modes import is_traced
 
 _LEVELS = 2**16
 
 
-class Dropout(torch.nn.Dropout):
+class Dropout(Replacement, torch.nn.Dropout):
     """torch's dropout, faster on a CPU.
 
     There torch draws a random number of 64 bits for each value, one after the other.
     16 bits each do as well: the probability is rounded to a multiple of 1 / 65536.
     """
 
+    replaces = torch.nn.Dropout
+
     @classmethod
-    def replacing(cls, dropout: torch.nn.Module) -> "Dropout | None":
-        """Return the same dropout, or None if the module is anything else."""
-        if type(dropout) is not torch.nn.Dropout or dropout.inplace:
-            return None
-        return cls(dropout.p).train(dropout.training)
+    def fits(cls, layer: torch.nn.Module) -> bool:
+        """See :meth:`Replacement.fits`."""
+        return super().fits(layer) and not layer.inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Zero values at random, in training.

@@ -3,7 +3,8 @@ import copy
 import pytest
 import torch
 
-from espnet_fastformer.layers.conv2d import Conv2d
+from espnet_fastformer.cpu.conv2d import Conv2d
+from espnet_fastformer.encoder.replacement import replace_layers
 
 FORMS = [
     {"kernel_size": 3, "stride": 2},
@@ -33,7 +34,7 @@ def results(module, shape, dtype=torch.float32, autocast=False, device="cpu"):
 def test_equals_conv2d(form, channels, shape):
     batch, frames, features = shape
     conv = torch.nn.Conv2d(channels, 4, **form)
-    fast = Conv2d.replacing(copy.deepcopy(conv))
+    fast = replace_layers(copy.deepcopy(conv), [Conv2d])
     assert fast.state_dict().keys() == conv.state_dict().keys()
     shape = (batch, channels, frames, features)
     for actual, expected in zip(
@@ -45,7 +46,7 @@ def test_equals_conv2d(form, channels, shape):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_equals_conv2d_in_every_dtype(dtype, device):
     conv = torch.nn.Conv2d(3, 4, 3, stride=2).to(device, dtype)
-    fast = Conv2d.replacing(copy.deepcopy(conv))
+    fast = replace_layers(copy.deepcopy(conv), [Conv2d])
     arguments = ((2, 3, 21, 11), dtype, False, device)
     for actual, expected in zip(
         results(fast, *arguments), results(conv, *arguments), strict=True
@@ -57,7 +58,7 @@ def test_equals_conv2d_in_every_dtype(dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equals_conv2d_under_autocast(dtype):
     conv = torch.nn.Conv2d(3, 4, 3, stride=2).to(dtype)
-    fast = Conv2d.replacing(copy.deepcopy(conv))
+    fast = replace_layers(copy.deepcopy(conv), [Conv2d])
     arguments = ((2, 3, 21, 11), dtype, True)
     for actual, expected in zip(
         results(fast, *arguments), results(conv, *arguments), strict=True
@@ -75,7 +76,7 @@ def test_gradient_of_a_part():
 
 @pytest.mark.parametrize("is_training", [True, False])
 def test_output_is_channels_last(is_training):
-    fast = Conv2d.replacing(torch.nn.Conv2d(3, 4, 3))
+    fast = replace_layers(torch.nn.Conv2d(3, 4, 3), [Conv2d])
     with torch.set_grad_enabled(is_training):
         y = fast(torch.randn(2, 3, 9, 9))
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -85,4 +86,4 @@ def test_output_is_channels_last(is_training):
     "options", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
 )
 def test_other_convolutions_stay(options):
-    assert Conv2d.replacing(torch.nn.Conv2d(3, 4, 3, **options)) is None
+    assert not Conv2d.fits(torch.nn.Conv2d(3, 4, 3, **options))
