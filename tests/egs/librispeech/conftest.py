@@ -4,6 +4,7 @@ import importlib.resources
 import importlib.util
 import re
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from espnet3.components.data.dataset_module import load_dataset_module
 from tqdm import tqdm
 
 RECIPE_DIR = Path(__file__).parents[3] / "egs" / "librispeech"
+# As of run.py.
+sys.path.insert(0, str(RECIPE_DIR))
 TINY_SYNTHETIC = {"train_hours": 0.02, "dev_hours": 0.005, "test_hours": 0.005}
 
 

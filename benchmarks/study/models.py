@@ -14,7 +14,10 @@ import torch
 import yaml
 from espnet2.tasks.asr import ASRTask
 
-from ..espnet2_config import parse_asr_config
+from .mixed_encoder import register
+from .recipe import parse_asr_config
+
+register()
 
 # Sizes are multiples of this.
 STEP = 8

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dataset.corpus import SAMPLE_RATE
 
 from benchmarks.encoders import FRAMES_PER_SECOND, build_inputs
 from benchmarks.measure import Case, Result, Settings, measure
 
 from .models import build_model
+from .recipe import SAMPLE_RATE
 
 # Seconds of one utterance that the encoder is timed on.
 ENCODED_SECONDS = (15, 120)
