@@ -13,9 +13,10 @@ import soundfile
 import yaml
 
 from benchmarks.corpus import SILENCE, Utterance, draw, join
+from benchmarks.models import SAMPLE_RATE
 from espnet_fastformer.inference.audio import duration
 
-from .recipe import MAX_SECONDS, SAMPLE_RATE
+from .recipe import MAX_SECONDS
 
 SPEAKER_CHAPTER = "joined-0"
 

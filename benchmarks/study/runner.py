@@ -30,7 +30,7 @@ from .joined import (
 )
 from .models import count_parameters, parse_options
 from .page import NotRun, read_around_marks, write_page
-from .recipe import SUBSETS, mixed_precision, open_manifest, resolve_corpus
+from .recipe import mixed_precision, open_manifest, resolve_corpus
 from .results import (
     CONFIG,
     FAILURE,
@@ -318,7 +318,9 @@ class Runner:
         except StudyError:
             return False
         # What its stages write last.
-        stats = [Path(training.stats_dir, role, "token_shape") for role in SUBSETS[:2]]
+        stats = [
+            Path(training.stats_dir, role, "token_shape") for role in ("train", "valid")
+        ]
         asked = self.recipe.test_subsets
         return all(path.is_file() for path in stats) and (
             asked is None or asked == self._subsets["test"]
