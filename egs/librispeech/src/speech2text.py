@@ -1,4 +1,7 @@
-"""ESPnet's decoding, also greedy, through windows and in chunks."""
+"""ESPnet's decoding, also greedy, through windows and in chunks.
+
+ESPnet's search takes the square of a recording's length, and sees all of it at once.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Corpora that the tests of the recipe run on."""
 
 import importlib.resources
-import importlib.util
 import re
 import shutil
 import sys
@@ -43,10 +42,9 @@ def dataset_module():
 @pytest.fixture(scope="session")
 def main():
     """The function that run.py calls."""
-    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+    import run
+
+    return run.main
 
 
 @pytest.fixture(scope="session")
