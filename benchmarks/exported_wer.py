@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jiwer
 import torch
 
 from benchmarks.corpus import get_parser as get_corpus_parser
-from benchmarks.corpus import read_corpus
+from benchmarks.corpus import read_corpus, transcribe
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, number, size, table
+from benchmarks.scores import count_errors
 from espnet_fastformer.export.runtime import load
-from espnet_fastformer.inference.audio import duration, read_audio
+from espnet_fastformer.inference.audio import duration
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.features import Recording
 from espnet_fastformer.inference.transcriber import Transcriber
@@ -85,16 +85,14 @@ def main(cmd: Sequence[str] | None = None) -> None:
             ExportedTranscriber(path, *model) if is_exported else Transcriber(*model)
         )
         start = time.perf_counter()
-        hypotheses = [transcriber(read_audio(a, transcriber.fs)).text for a in texts]
+        hypotheses = transcribe(transcriber, texts)
         speed = audio / (time.perf_counter() - start)
-        references = list(texts.values())
-        word_rate = jiwer.wer(references, hypotheses)
-        character_rate = jiwer.cer(references, hypotheses)
+        errors = count_errors(texts, hypotheses)
         rows.append(
             (
                 path.name,
-                f"{word_rate:.2%}",
-                f"{character_rate:.2%}",
+                f"{errors.word_error_rate:.2f}%",
+                f"{errors.character_error_rate:.2f}%",
                 size(path.stat().st_size),
                 number(speed),
             )

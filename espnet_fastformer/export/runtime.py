@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from espnet_fastformer.export.formats import INPUTS
+from espnet_fastformer.export.writers import INPUTS
 
 Runtime = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 

@@ -1,6 +1,5 @@
 """The commands of egs/README.md, against the parsers that will read them."""
 
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -36,9 +35,11 @@ def after(command: list[str], program: str) -> list[str]:
 
 def test_our_recipes_commands(monkeypatch):
     monkeypatch.chdir(ROOT)
+    # As of run.py.
     monkeypatch.syspath_prepend(ROOT / "egs" / "librispeech")
-    get_parser = importlib.import_module("run").get_parser
-    parse_asr_config = importlib.import_module("src.espnet2_config").parse_asr_config
+    from run import get_parser
+    from src.espnet2_config import parse_asr_config
+
     found = 0
     for command in commands():
         if command[0] == "sbatch":

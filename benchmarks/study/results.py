@@ -13,9 +13,9 @@ import numpy as np
 import yaml
 
 from benchmarks.measure import Result
+from benchmarks.scores import Difference, Errors, average, compare, count_errors
 
-from ..report import read_scalars
-from .scores import Difference, Errors, average, compare, count_errors
+from .recipe import read_scalars
 
 CONFIG = "train.yaml"
 SPEED = "speed.json"
@@ -143,6 +143,23 @@ def has_scores(directory: Path, decoding: str, subsets: Sequence[str]) -> bool:
     return all(set(subsets) <= rates.keys() for rates in scored.values())
 
 
+def read_errors(directory: Path) -> Errors:
+    """Count the errors of a decoded subset.
+
+    Args:
+        directory: With ``text.scp``, and the references in ``dataset/text.scp``.
+
+    Raises:
+        ValueError: The two are of different utterances.
+        OSError: One is not there.
+    """
+    texts = [_read_texts(directory / name) for name in ("dataset/text.scp", "text.scp")]
+    try:
+        return count_errors(*texts)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
+
+
 def read_row(
     directory: Path, parameters: int, decoded: Mapping[str, tuple[str, str]]
 ) -> RowResult:
@@ -161,7 +178,7 @@ def read_row(
             for file in sorted(path.glob(FAILURE.format("*")))
         ]
         errors = {
-            name: count_errors(path / decoding / subset)
+            name: read_errors(path / decoding / subset)
             for name, (decoding, subset) in decoded.items()
             if has_scores(path, decoding, [subset])
         }
@@ -195,3 +212,9 @@ def write_speed(directory: Path, speed: Speed) -> None:
     """Write what was measured of a row."""
     content = json.dumps(asdict(speed), indent=1)
     (directory / SPEED).write_text(f"{content}\n", encoding="utf-8")
+
+
+def _read_texts(path: Path) -> dict[str, str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    texts = (line.partition(" ") for line in lines if line)
+    return {utt_id: text.strip() for utt_id, _, text in texts}

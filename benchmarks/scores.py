@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import jiwer
 import numpy as np
@@ -28,7 +28,7 @@ class Errors:
         words: Words of the references (N,).
     """
 
-    utt_ids: Sequence[str]
+    utt_ids: Sequence[Any]
     cer: np.ndarray
     characters: np.ndarray
     wer: np.ndarray
@@ -57,20 +57,20 @@ class Difference:
     high: float | None
 
 
-def count_errors(directory: Path) -> Errors:
+def count_errors(
+    references: Mapping[Any, str], hypotheses: Mapping[Any, str]
+) -> Errors:
     """Count the errors of a decoded subset.
 
     Args:
-        directory: With ``text.scp``, and the references in ``dataset/text.scp``.
+        references: What is said, by the names of the utterances.
+        hypotheses: What was decoded.
 
     Raises:
         ValueError: The two are of different utterances.
-        OSError: One is not there.
     """
-    hypotheses = _read_texts(directory / "text.scp")
-    references = _read_texts(directory / "dataset" / "text.scp")
     if hypotheses.keys() != references.keys():
-        raise ValueError(f"{directory}: not all utterances are decoded")
+        raise ValueError("not all utterances are decoded")
     utt_ids = sorted(references)
     pairs = [(references[utt_id], hypotheses[utt_id]) for utt_id in utt_ids]
     characters = [_count(jiwer.process_characters, pair) for pair in pairs]
@@ -138,12 +138,6 @@ def compare(errors: Errors, reference: Errors, seed: int = 0) -> Difference:
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return Difference(value, float(interval.low), float(interval.high))
-
-
-def _read_texts(path: Path) -> dict[str, str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    texts = (line.partition(" ") for line in lines if line)
-    return {utt_id: text.strip() for utt_id, _, text in texts}
 
 
 def _count(process: Callable, pair: tuple[str, str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What of an experiment an exported file is made of."""
+"""What of a trained model an exported file is made of."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class OneByOne(CTCEncoder):
 
 
 @dataclass
-class Experiment:
+class Exportable:
     """A trained model, to be exported.
 
     Attributes:
@@ -60,9 +60,9 @@ class Experiment:
     why_not_sherpa: str | None = None
 
 
-def load_experiment(
+def load_exportable(
     asr_train_config: str | Path, asr_model_file: str | Path
-) -> Experiment:
+) -> Exportable:
     """Load a model on the CPU.
 
     Args:
@@ -86,10 +86,10 @@ def load_experiment(
         "frontend_conf": args.frontend_conf,
     }
     frontend = model.frontend.eval()
-    return Experiment(module, module, frontend, frontend.output_size(), fs, metadata)
+    return Exportable(module, module, frontend, frontend.output_size(), fs, metadata)
 
 
-def for_streams(model: Experiment, chunk_size: int | None = None) -> Experiment:
+def for_streams(model: Exportable, chunk_size: int | None = None) -> Exportable:
     """Return what is exported to take audio chunk by chunk.
 
     Args:

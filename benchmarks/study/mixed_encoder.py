@@ -14,8 +14,6 @@ from espnet_fastformer.encoder.aft_encoder import AFTEncoder
 from espnet_fastformer.encoder.fastformer_encoder import FastformerEncoder
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 
-NAME = "mixed"
-
 
 class NoMixer(torch.nn.Module):
     """Stands where a block has its attention, and leaves every frame as it is.
@@ -89,4 +87,4 @@ class MixedEncoder(AFTEncoder):
 def register() -> None:
     """Make ``mixed`` known to ESPnet2's ASR task, which decodes, and to ESPnet3's."""
     for choices in (asr.encoder_choices, task.encoder_choices):
-        choices.classes[NAME] = MixedEncoder
+        choices.classes["mixed"] = MixedEncoder

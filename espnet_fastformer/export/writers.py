@@ -1,4 +1,4 @@
-"""The kinds of files that a model is exported to."""
+"""Writers of the kinds of files that a model is exported to."""
 
 import json
 import tempfile

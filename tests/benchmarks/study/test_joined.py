@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from dataset.corpus import read_transcripts
-from src.study.joined import (
-    SILENCE,
+
+from benchmarks.corpus import SILENCE, read_corpus
+from benchmarks.study.joined import (
     find_decodings,
     find_joined,
     join_subset,
     joined_name,
     write_decodings,
 )
-
 from tests.inference.models import noise
 
 FS = 16000
@@ -21,7 +20,7 @@ SECONDS = (1, 2, 3, 4)
 
 
 @pytest.fixture
-def utterances(tmp_path):
+def texts(tmp_path):
     chapter = tmp_path / "corpus" / "test" / "1" / "2"
     chapter.mkdir(parents=True)
     lines = []
@@ -30,9 +29,7 @@ def utterances(tmp_path):
         soundfile.write(chapter / f"{utt_id}.flac", noise(seconds), FS)
         lines.append(f"{utt_id} WORDS OF {seconds}\n")
     (chapter / "1-2.trans.txt").write_text("".join(lines))
-    utterances, problems = read_transcripts(tmp_path / "corpus" / "test")
-    assert not problems
-    return utterances
+    return read_corpus(tmp_path / "corpus", ["test"])
 
 
 def read(subset) -> dict[str, tuple[np.ndarray, str]]:
@@ -47,8 +44,8 @@ def read(subset) -> dict[str, tuple[np.ndarray, str]]:
 
 
 @pytest.mark.parametrize("seconds", [2.5, 5, 60])
-def test_every_utterance_comes_once(utterances, tmp_path, seconds):
-    join_subset(utterances, "test", seconds, tmp_path)
+def test_every_utterance_comes_once(texts, tmp_path, seconds):
+    join_subset(texts, "test", seconds, tmp_path)
     recordings = list(read(tmp_path / joined_name("test", seconds)).values())
     words = " ".join(text for _, text in recordings).split()
     assert sorted(words[2::3]) == [str(s) for s in SECONDS]
@@ -61,20 +58,18 @@ def test_every_utterance_comes_once(utterances, tmp_path, seconds):
         assert said < len(samples) / FS <= said + SILENCE[1] * len(text.split()) / 3
 
 
-def test_recordings_stay_as_they_are(utterances, tmp_path):
-    join_subset(utterances, "test", 5, tmp_path)
+def test_recordings_stay_as_they_are(texts, tmp_path):
+    join_subset(texts, "test", 5, tmp_path)
     files = list((tmp_path / "test-5s").rglob("*.*"))
     before = [file.stat().st_mtime_ns for file in files]
-    join_subset(utterances, "test", 5, tmp_path)
+    join_subset(texts, "test", 5, tmp_path)
     assert [file.stat().st_mtime_ns for file in files] == before
 
 
-def test_recordings_too_long_for_the_recipe_are_refused(
-    utterances, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("src.study.joined.MAX_SECONDS", 4)
+def test_recordings_too_long_for_the_recipe_are_refused(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.study.joined.MAX_SECONDS", 4)
     with pytest.raises(ValueError, match="--joined_seconds 5 makes a recording of"):
-        join_subset(utterances, "test", 5, tmp_path)
+        join_subset(texts, "test", 5, tmp_path)
     assert find_joined(tmp_path, "test") == []
 
 

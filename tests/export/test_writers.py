@@ -5,10 +5,10 @@ import torch
 from espnet2.asr.ctc import CTC
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
-from espnet_fastformer.export.formats import METADATA, WRITERS
 from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
+from espnet_fastformer.export.writers import METADATA, WRITERS
 from tests.encoder.encoders import BLOCK_TYPES, FEATURES, MOST_SLOW, build, features
 
 # Alone and padded, as short as can be, and longer than aft_max_len after subsampling.

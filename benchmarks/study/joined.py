@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
 import soundfile
 import yaml
-from dataset.corpus import MAX_SECONDS, SAMPLE_RATE
-from dataset.corpus import Utterance as CorpusUtterance
 
-from benchmarks.long_form_wer import Utterance, draw, join
+from benchmarks.corpus import SILENCE, Utterance, draw, join
+from benchmarks.models import SAMPLE_RATE
 from espnet_fastformer.inference.audio import duration
 
-# Seconds of silence between two utterances.
-SILENCE = (0.2, 0.8)
+from .recipe import MAX_SECONDS
+
 SPEAKER_CHAPTER = "joined-0"
 
 
@@ -83,7 +82,7 @@ def _decoding_name(search: str) -> str:
 
 
 def join_subset(
-    utterances: Sequence[CorpusUtterance],
+    texts: Mapping[Path, str],
     subset: str,
     seconds: float,
     directory: Path,
@@ -95,7 +94,7 @@ def join_subset(
     is one of the same words. Nothing is done if the recordings are there.
 
     Args:
-        utterances: Those that the recipe found whole.
+        texts: What is said in each audio file that the recipe found whole.
         subset: Name of the subset.
         seconds: Least length of a recording, but for the last.
         directory: Where a new subset :func:`joined_name` is written.
@@ -107,7 +106,6 @@ def join_subset(
     target = directory / joined_name(subset, seconds)
     if target.is_dir():
         return
-    texts = {Path(utterance.audio): utterance.text for utterance in utterances}
     # All of them come before any comes again.
     drawn = list(islice(draw(texts, math.inf, SILENCE, seed), len(texts)))
     groups = _group(drawn, seconds)

@@ -5,16 +5,22 @@ import math
 
 import numpy as np
 import pytest
-from src.study.page import MARKS, NotRun, write_page
-from src.study.results import VALID_CER, RowResult, Training
-from src.study.scores import Errors
 from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.measure import Result
+from benchmarks.scores import Errors
+from benchmarks.study.page import MARKS, NotRun, write_page
+from benchmarks.study.results import VALID_CER, RowResult, Training
 
 SUBSET = "test-small"
-FACTS = {"machine": {"cores": "2"}, "commands": ["python study.py"], "settings": {}}
-NOT_RUN = [NotRun(["later", "latest"], [0, 1], "python study.py --rows late")]
+FACTS = {
+    "machine": {"cores": "2"},
+    "commands": ["python -m benchmarks.study"],
+    "settings": {},
+}
+NOT_RUN = [
+    NotRun(["later", "latest"], [0, 1], "python -m benchmarks.study --rows late")
+]
 CONFIG = {"max_epoch": 15, "num_iters_per_epoch": 400}
 
 
@@ -87,7 +93,7 @@ def test_tables(tmp_path, rows):
     assert numbers["reference"]["real_time_factor"] == {"15": 0.02, "120": None}
     not_run = page.read_text().partition("### Not trained")[2]
     assert "Seeds 0, 1 of later, latest:" in not_run
-    assert "\n```sh\npython study.py --rows late\n```\n" in not_run
+    assert "\n```sh\npython -m benchmarks.study --rows late\n```\n" in not_run
 
 
 def test_curve_is_not_cut_off_by_a_training_that_goes_on(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from espnet_fastformer.export.experiment import for_streams, load_experiment
+from espnet_fastformer.export.exportable import for_streams, load_exportable
 from tests.inference.models import CONVOLUTIONS, make_experiment
 
 #: The two lines that make a model for streams, and what sherpa-onnx computes.
@@ -12,7 +12,7 @@ def load(tmp_path, encoder_conf=(), **options):
     options = {"normalize": None, "frontend_conf": WHISPER} | options
     conf = STREAMING | dict(encoder_conf)
     exp = make_experiment(tmp_path / "exp", conf, **options)
-    return load_experiment(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
+    return load_exportable(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
 
 
 def test_chunks_are_as_long_as_asked_for(tmp_path):

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import yaml
-from src.study.models import STEP, count_parameters, parse_options
-from src.study.rows import DIFFERING, read_study, size_row, with_budget
 
-from ..conftest import RECIPE_DIR
+from benchmarks.study.__main__ import DIRECTORY
+from benchmarks.study.models import STEP, count_parameters, parse_options
+from benchmarks.study.rows import DIFFERING, read_study, size_row, with_budget
 
-SHIPPED = RECIPE_DIR / "conf" / "study.yaml"
+SHIPPED = DIRECTORY / "study.yaml"
 TOKENS = [str(index) for index in range(31)]
 
 

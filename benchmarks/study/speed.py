@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dataset.corpus import SAMPLE_RATE
 
 from benchmarks.encoders import FRAMES_PER_SECOND, build_inputs
 from benchmarks.measure import Case, Result, Settings, measure
-
-from .models import build_model
+from benchmarks.models import SAMPLE_RATE, build_batch, build_model
 
 # Seconds of one utterance that the encoder is timed on.
 ENCODED_SECONDS = (15, 120)
@@ -136,16 +134,8 @@ def _speech_and_text(
     tokens_per_second: float, vocabulary: int, batch: int, frames: int
 ) -> tuple[torch.Tensor, ...]:
     seconds = frames / FRAMES_PER_SECOND
-    samples = round(SAMPLE_RATE * seconds)
     tokens = max(1, round(tokens_per_second * seconds))
-    # The first token is CTC's blank, and the last one ends a sentence.
-    text = torch.randint(1, vocabulary - 1, (batch, tokens))
-    return (
-        0.1 * torch.randn(batch, samples),
-        torch.full((batch,), samples),
-        text,
-        torch.full((batch,), tokens),
-    )
+    return build_batch(batch, seconds, tokens, vocabulary)
 
 
 def _mean_shape(path: Path) -> list[float]:

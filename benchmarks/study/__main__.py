@@ -1,12 +1,14 @@
 r"""Train and score many encoders under equal conditions, and compare them.
 
-    python study.py --corpus /data/LibriSpeech --train_subsets train-clean-100 \
-        --valid_subsets dev-clean --test_subsets test-clean test-other \
-        --rows comparison windows --seeds 0 1 --jobs 2 --joined_seconds 30 120
+    python -m benchmarks.study --corpus /data/LibriSpeech \
+        --train_subsets train-clean-100 --valid_subsets dev-clean \
+        --test_subsets test-clean test-other --rows comparison windows --seeds 0 1 \
+        --jobs 2 --joined_seconds 30 120
 
-The rows are those of conf/study.yaml, or of --study. Every option of run.py about the
-corpus, the tokens and the machine is accepted too. A study that was stopped goes on
-where it was when the same command is given again, and rows and seeds can be added.
+The rows are those of study.yaml, or of --study. Every option of the recipe's run.py
+about the corpus, the tokens and the machine is accepted too. A study that was stopped
+goes on where it was when the same command is given again, and rows and seeds can be
+added.
 """
 
 from __future__ import annotations
@@ -17,13 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-RECIPE_DIR = Path(__file__).absolute().parent
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(RECIPE_DIR), str(ROOT)]
+from . import RECIPE_DIR, interruption, run
 
-import interruption  # noqa: E402
-import run  # noqa: E402
-
+DIRECTORY = Path(__file__).parent
 STAGES = ("speed", "train", "joined", "report")
 # Options of run.py that a study sets itself.
 OWN_OPTIONS = ("asr_config", "encoder", "exp_tag", "max_hours")
@@ -56,6 +54,7 @@ def get_part_parser() -> argparse.ArgumentParser:
 def get_parser() -> argparse.ArgumentParser:
     """Return the parser of what run.py's own parser does not know."""
     parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -64,8 +63,8 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--study",
         type=Path,
-        default=RECIPE_DIR / "conf" / "study.yaml",
-        help="rows and what they have in common (default: conf/study.yaml)",
+        default=DIRECTORY / "study.yaml",
+        help="rows and what they have in common (default: benchmarks/study/study.yaml)",
     )
     parser.add_argument(
         "--jobs",
@@ -99,16 +98,16 @@ def get_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--joined_inference_config",
         type=Path,
-        default=RECIPE_DIR / "conf" / "decode_best_path.yaml",
+        default=DIRECTORY / "decode_best_path.yaml",
         help="the same for joined recordings, and for the utterances that they are "
-        "compared with (default: decode_best_path.yaml of this recipe, which long "
+        "compared with (default: benchmarks/study/decode_best_path.yaml, which long "
         "recordings are not too long for)",
     )
     parser.add_argument(
         "--exp_dir",
         type=Path,
         default=RECIPE_DIR / "exp" / "study",
-        help="where everything is kept (default: exp/study)",
+        help="where everything is kept (default: egs/librispeech/exp/study)",
     )
     parser.add_argument(
         "--against",
@@ -138,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if getattr(recipe, name) != recipe_parser.get_default(name):
             parser.error(f"--{name} is what {options.study} is for")
     # PyTorch and ESPnet take many seconds to import: not for --help or a wrong option.
-    from src.study.jobs import StillRunningError
-    from src.study.runner import Runner, StudyError, describe_command
+    from .jobs import StillRunningError
+    from .runner import Runner, StudyError, describe_command
 
     # Whoever ends this command ends the trainings with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -158,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 interruption.where = f"in the stage {stage}"
                 getattr(runner, stage)()
     except (OSError, StillRunningError, StudyError) as error:
-        raise SystemExit(f"study.py: {error}") from error
+        raise SystemExit(f"{parser.prog}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.measure import Result
 from benchmarks.results import duration, machine_line, read_around, size, table
+from benchmarks.scores import Difference, Errors
 
 from .results import RowResult
-from .scores import Difference, Errors
 
 MARKS = ("<!-- study -->", "<!-- end of study -->")
 

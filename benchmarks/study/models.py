@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,13 @@ from typing import Any
 
 import torch
 import yaml
-from espnet2.tasks.asr import ASRTask
 
-from ..espnet2_config import parse_asr_config
+from benchmarks.models import build_model
+
+from .mixed_encoder import register
+from .recipe import parse_asr_config
+
+register()
 
 # Sizes are multiples of this.
 STEP = 8
@@ -31,27 +33,6 @@ def parse_options(asr_config: Mapping[str, Any], token_type: str) -> argparse.Na
         path = Path(directory) / "train.yaml"
         path.write_text(yaml.safe_dump(dict(asr_config)), encoding="utf-8")
         return parse_asr_config(path, ["--token_type", token_type])
-
-
-def build_model(args: argparse.Namespace, tokens: Sequence[str]) -> torch.nn.Module:
-    """Build ESPnet's model.
-
-    Args:
-        args: From :func:`parse_options`.
-        tokens: Names of the CTC's outputs.
-    """
-    args = copy.deepcopy(args)
-    args.token_list = list(tokens)
-    if args.normalize == "global_mvn":
-        # Its statistics may not be there yet; it has no parameters.
-        args.normalize = None
-    # It tells about every model that CTC needs no decoder.
-    level = logging.getLogger().level
-    logging.getLogger().setLevel(logging.ERROR)
-    try:
-        return ASRTask.build_model(args)
-    finally:
-        logging.getLogger().setLevel(level)
 
 
 def count_parameters(args: argparse.Namespace, tokens: Sequence[str]) -> int:

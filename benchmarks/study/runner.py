@@ -16,15 +16,11 @@ from typing import Any
 
 import torch
 import yaml
-from dataset.builder import open_manifest
-from dataset.corpus import resolve_corpus
 from omegaconf import DictConfig, OmegaConf
 
 from benchmarks.measure import Result, Settings
 from benchmarks.results import describe_machine, table
 
-from ..configs import SUBSETS
-from ..espnet2_config import mixed_precision
 from .jobs import Job, last_line, run_jobs
 from .joined import (
     find_decodings,
@@ -34,6 +30,7 @@ from .joined import (
 )
 from .models import count_parameters, parse_options
 from .page import NotRun, read_around_marks, write_page
+from .recipe import mixed_precision, open_manifest, resolve_corpus
 from .results import (
     CONFIG,
     FAILURE,
@@ -49,7 +46,7 @@ from .results import (
 from .rows import Row, Study, read_study, size_row, with_budget
 from .speed import mean_batch, measure_rows
 
-RUN = Path(__file__).parents[2] / "run.py"
+TRAIN = Path(__file__).with_name("train.py")
 PREPARATION = ("create_dataset", "train_tokenizer", "collect_stats")
 # Options of run.py that make another training of it. Test subsets can be added.
 LASTING_OPTIONS = (
@@ -79,7 +76,7 @@ def describe_command(arguments: Sequence[str]) -> str:
         Path(a).name if os.path.isabs(a) or ".." in Path(a).parts else a
         for a in arguments
     ]
-    return shlex.join(["python", "egs/librispeech/study.py", *portable])
+    return shlex.join(["python", "-m", "benchmarks.study", *portable])
 
 
 class Runner:
@@ -234,9 +231,10 @@ class Runner:
         for subset in self._subsets["test"]:
             data_dir = self._prepared_config("training").data_dir
             utterances = open_manifest(subset, self._corpus, data_dir).read()
+            texts = {Path(u.audio): u.text for u in utterances}
             for seconds in lengths:
                 try:
-                    join_subset(utterances, subset, seconds, directory)
+                    join_subset(texts, subset, seconds, directory)
                 except ValueError as error:
                     raise StudyError(str(error)) from error
         search = self.options.joined_inference_config
@@ -320,7 +318,9 @@ class Runner:
         except StudyError:
             return False
         # What its stages write last.
-        stats = [Path(training.stats_dir, role, "token_shape") for role in SUBSETS[:2]]
+        stats = [
+            Path(training.stats_dir, role, "token_shape") for role in ("train", "valid")
+        ]
         asked = self.recipe.test_subsets
         return all(path.is_file() for path in stats) and (
             asked is None or asked == self._subsets["test"]
@@ -503,7 +503,7 @@ class Runner:
     ) -> list[str]:
         command = self.recipe_command if recipe_command is None else recipe_command
         return [
-            *(sys.executable, str(RUN), *command),
+            *(sys.executable, str(TRAIN), *command),
             *("--asr_config", str(config), "--exp_dir", str(directory)),
             *("--inference_config", str(decoding), "--stages", *stages),
         ]
@@ -516,7 +516,7 @@ class Runner:
         recipe_command: Sequence[str],
         is_wanted: Callable[[Path], bool],
     ) -> None:
-        """Run stages of run.py for every row and seed that lacks their scores."""
+        """Run stages of the recipe for every row and seed that lacks their scores."""
         jobs, directories = [], {}
         for seed in self.options.seeds:
             for row in self.rows:

@@ -1,7 +1,6 @@
 """The study as a whole, run as its users run it."""
 
 import fcntl
-import importlib.util
 import json
 import os
 import shlex
@@ -16,11 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import RECIPE_DIR
-from .recipe import load
+from benchmarks.study import __main__ as module
+from tests.egs.librispeech.recipe import load
+from tests.environment import ROOT
 
 pytestmark = pytest.mark.slow
 
+COMMAND = [sys.executable, "-m", "benchmarks.study"]
 REFERENCE, LOCAL = "e_branchformer-rel_selfattn", "local-interctc"
 STUDY = f"""\
 reference: {REFERENCE}
@@ -82,7 +83,7 @@ rows:
 
 
 class Study:
-    """study.py on one corpus, everything it writes below ``root``."""
+    """A study on one corpus, everything it writes below ``root``."""
 
     def __init__(self, root: Path, corpus):
         self.root = root
@@ -105,9 +106,9 @@ class Study:
 
     def start(self, *options: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, RECIPE_DIR / "study.py", *self.options, *options],
+            [*COMMAND, *self.options, *options],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=self.root,
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -139,8 +140,8 @@ def study(an4_corpus, tmp_path_factory) -> Study:
 def test_ctrl_c_ends_the_trainings_and_fails_none(an4_corpus, tmp_path):
     study = Study(tmp_path, an4_corpus)
     process = subprocess.Popen(
-        [sys.executable, RECIPE_DIR / "study.py", *study.options],
-        cwd=tmp_path,
+        [*COMMAND, *study.options],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -235,16 +236,7 @@ def test_goes_on_where_it_was(study, an4_corpus):
     assert (study.page.parent / "images" / "accuracy.png").is_file()
 
 
-@pytest.fixture(scope="module")
-def module():
-    """study.py, for what ends before it starts any other process."""
-    spec = importlib.util.spec_from_file_location("study", RECIPE_DIR / "study.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_tables_against_another_row(study, module, tmp_path, capsys):
+def test_tables_against_another_row(study, tmp_path, capsys):
     page = tmp_path / "accuracy.md"
     command = [*study.options, "--page", str(page), "--stages", "report", "--against"]
     module.main([*command, LOCAL])
@@ -259,7 +251,7 @@ def test_tables_against_another_row(study, module, tmp_path, capsys):
     assert "--against nobody: there is no such row" in capsys.readouterr().err
 
 
-def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
+def test_part_of_a_study_says_how_to_run_the_rest(study, tmp_path):
     """One seed of two rows is finished, and another one of the second begun."""
     page = tmp_path / "accuracy.md"
     begun = study.exp_dir / LOCAL / "seed1"
@@ -283,7 +275,7 @@ def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
         command = missing[seeds]["command"]
         assert f"\n{command}\n" in not_run
         assert str(study.root) not in command
-        options, recipe = module.get_parser().parse_known_args(shlex.split(command)[2:])
+        options, recipe = module.get_parser().parse_known_args(shlex.split(command)[3:])
         assert tuple(options.seeds) == seeds
         assert options.rows == choice
         assert tuple(options.stages) == module.STAGES
@@ -302,14 +294,14 @@ def test_part_of_a_study_says_how_to_run_the_rest(study, module, tmp_path):
         (["--speed_perturb_factors", "0.9", "1.0"], "other --speed_perturb_factors"),
     ],
 )
-def test_options_that_lead_nowhere_are_named(study, module, options, message, capsys):
+def test_options_that_lead_nowhere_are_named(study, options, message, capsys):
     with pytest.raises(SystemExit) as error:
         module.main([*study.options, *options])
     assert error.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_settings_cannot_change_between_rows(study, module, capsys):
+def test_settings_cannot_change_between_rows(study, capsys):
     study.file.write_text(STUDY.replace("lr: 0.001", "lr: 0.1"))
     try:
         with pytest.raises(SystemExit):
@@ -320,7 +312,7 @@ def test_settings_cannot_change_between_rows(study, module, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_unequal_models_are_refused(study, module, tmp_path, capsys):
+def test_unequal_models_are_refused(study, tmp_path, capsys):
     unequal = STUDY.replace(
         "interctc_layer_idx: [1]",
         "interctc_layer_idx: [1]\n                linear_units: 8",

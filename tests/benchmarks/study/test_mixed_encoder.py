@@ -4,8 +4,8 @@ import pytest
 import torch
 from espnet2.tasks import asr
 from espnet3.systems.esp2_asr import task
-from src.mixed_encoder import MixedEncoder, NoMixer
 
+from benchmarks.study.mixed_encoder import MixedEncoder, NoMixer, register
 from espnet_fastformer import AFTEncoder, FastformerEncoder
 from espnet_fastformer.layers.aft import AFTConv
 from espnet_fastformer.layers.fastformer import FastSelfAttention
@@ -78,5 +78,6 @@ def test_unknown_mixer_is_named(mixers):
 
 
 def test_espnet_knows_it():
+    register()
     for choices in (asr.encoder_choices, task.encoder_choices):
         assert choices.get_class("mixed") is MixedEncoder

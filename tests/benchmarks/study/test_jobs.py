@@ -5,7 +5,8 @@ import sys
 from contextlib import closing
 
 import pytest
-from src.study.jobs import Job, StillRunningError, last_line, run_jobs
+
+from benchmarks.study.jobs import Job, StillRunningError, last_line, run_jobs
 
 
 def python(tmp_path, name: str, code: str) -> Job:
