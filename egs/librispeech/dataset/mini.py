@@ -10,6 +10,8 @@ from pathlib import Path
 from tqdm import tqdm
 from typeguard import typechecked
 
+from .download import download
+
 # As published in https://www.openslr.org/resources/31/md5sum.txt
 MD5 = {
     "train-clean-5.tar.gz": "5df7d4e78065366204ca6845bb08f490",
@@ -23,8 +25,6 @@ SUBSETS = {
         "dev-clean-2-test": slice(1, None, 2),
     },
 }
-TIMEOUT_SECONDS = 60
-RETRIES = 5
 
 
 class MiniLibriSpeech:
@@ -78,22 +78,8 @@ class MiniLibriSpeech:
         return all((self.root / subset).is_dir() for subset in SUBSETS[name])
 
     def _download(self, file_name: str) -> Path:
-        try:
-            import gdown
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "Mini LibriSpeech is downloaded by gdown: "
-                "pip install 'espnet-fastformer[recipe]'"
-            ) from error
         url, path = f"{self.base_url}/{file_name}", self.root / file_name
-        gdown.download(
-            url,
-            str(path),
-            resume=True,
-            retries=RETRIES,
-            timeout=TIMEOUT_SECONDS,
-            use_cookies=False,
-        )
+        download(url, path)
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, "md5").hexdigest()
         if md5 != MD5[file_name]:
