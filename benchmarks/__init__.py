@@ -1,1 +1,1 @@
-"""Time and memory of layers and encoders against ESPnet's: docs/benchmarks.md."""
+"""Time, memory and errors against ESPnet's: docs/benchmarks.md, docs/accuracy.md."""

@@ -12,8 +12,8 @@ from benchmarks.results import COLUMNS, Report, cells, describe_machine, table
 RESULTS_DIR = Path(__file__).parent / "results"
 
 
-def get_parser(description: str, name: str) -> argparse.ArgumentParser:
-    """Return a parser of the options about measuring.
+def new_parser(description: str, name: str) -> argparse.ArgumentParser:
+    """Return a parser of what all commands need.
 
     Args:
         description: Docstring of the command.
@@ -24,6 +24,18 @@ def get_parser(description: str, name: str) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RESULTS_DIR / name,
+        help=f"write OUTPUT.json and OUTPUT.md (default: benchmarks/results/{name})",
+    )
+    return parser
+
+
+def get_parser(description: str, name: str) -> argparse.ArgumentParser:
+    """Return a parser of the options about measuring; see :func:`new_parser`."""
+    parser = new_parser(description, name)
     defaults = Settings()
     parser.add_argument(
         "--device",
@@ -58,12 +70,6 @@ def get_parser(description: str, name: str) -> argparse.ArgumentParser:
         metavar="GB",
         help="leave out a competitor once it needs more main memory (default: nine "
         "tenths of what is free at the start)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=RESULTS_DIR / name,
-        help=f"write OUTPUT.json and OUTPUT.md (default: benchmarks/results/{name})",
     )
     return parser
 

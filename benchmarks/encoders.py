@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from espnet2.asr.encoder.conformer_encoder import ConformerEncoder
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoder
+from espnet2.utils.types import str2bool
 
 from benchmarks.command import add_sweep_options, get_parser, run_sweep
 from benchmarks.measure import Case
 from espnet_fastformer import AFTEncoder, FastformerEncoder
+from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 
 FEATURES = 80
 FRAMES_PER_SECOND = 100
@@ -68,8 +70,13 @@ ENCODERS: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
 
 
 def build_encoder(name: str, **options) -> torch.nn.Module:
-    """Build an encoder of :data:`ENCODERS`, with some options replaced."""
+    """Build an encoder of :data:`ENCODERS`, with some options replaced.
+
+    ESPnet's are built without ``use_cpu_layers``, which they do not know.
+    """
     encoder, conf = ENCODERS[name]
+    if not issubclass(encoder, LinearTimeEncoder):
+        options.pop("use_cpu_layers", None)
     return encoder(**conf | options)
 
 
@@ -97,8 +104,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = get_parser(__doc__, "encoders")
     add_sweep_options(parser, list(ENCODERS), (5, 15, 60, 240, 900, 3600))
     parser.add_argument("--num_blocks", type=int, default=SHARED["num_blocks"])
+    parser.add_argument(
+        "--use_cpu_layers",
+        type=str2bool,
+        default=True,
+        help="of our encoders, as in their configuration (default: true)",
+    )
     options = parser.parse_args(argv)
-    run_sweep("Encoders", options, partial(build_case, num_blocks=options.num_blocks))
+    conf = {name: getattr(options, name) for name in ("num_blocks", "use_cpu_layers")}
+    run_sweep("Encoders", options, partial(build_case, **conf))
 
 
 if __name__ == "__main__":

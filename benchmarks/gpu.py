@@ -32,7 +32,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import encoders, layers, streaming
+from benchmarks import encoders, layers, models, streaming
 from benchmarks.command import get_parser, settings_of
 from benchmarks.measure import DTYPES, Case, Result, sweep
 from benchmarks.results import (
@@ -79,6 +79,7 @@ TRAINED = (
     "train_asr_aft_simple",
 )
 UTTERANCE_SECONDS = 15.0
+TOKENS = ["<blank>", "<unk>", *map(str, range(4997)), "<sos/eos>"]
 TRAINING_SECONDS = 20.0
 # What a group of competitors may take to start and to be measured.
 GROUP_SECONDS = 60.0
@@ -250,13 +251,7 @@ def training(
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
 
         def step(batch: int, model=model, optimizer=optimizer) -> None:
-            samples = int(16000 * UTTERANCE_SECONDS)
-            inputs = (
-                torch.randn(batch, samples),
-                torch.full((batch,), samples),
-                torch.randint(3, 100, (batch, 60)),
-                torch.full((batch,), 60),
-            )
+            inputs = models.build_batch(batch, UTTERANCE_SECONDS, 60, len(TOKENS))
             optimizer.zero_grad()
             with torch.autocast(
                 options.device, torch.bfloat16, enabled=dtype == "bfloat16"
@@ -292,16 +287,11 @@ def training(
 
 
 def build_model(config: str, num_blocks: int) -> torch.nn.Module:
-    """Build ESPnet's model of a configuration, with 5000 tokens."""
-    tokens = ["<blank>", "<unk>", *map(str, range(4997)), "<sos/eos>"]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(tokens))
-        file.flush()
-        arguments = ["--config", str(ROOT / "conf" / f"{config}.yaml")]
-        arguments += ["--token_list", file.name, "--normalize", "utterance_mvn"]
-        arguments += ["--encoder_conf", f"num_blocks={num_blocks}"]
-        args = ASRTask.get_parser().parse_args(arguments)
-        return ASRTask.build_model(args)
+    """Build ESPnet's model of a configuration."""
+    arguments = ["--config", str(ROOT / "conf" / f"{config}.yaml")]
+    arguments += ["--normalize", "utterance_mvn"]
+    arguments += ["--encoder_conf", f"num_blocks={num_blocks}"]
+    return models.build_model(ASRTask.get_parser().parse_args(arguments), TOKENS)
 
 
 def largest_batch(step: Callable[[int], None], most: int) -> int:

@@ -13,6 +13,8 @@ from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAtt
 
 from benchmarks.command import add_sweep_options, get_parser, run_sweep
 from benchmarks.measure import Case
+from espnet_fastformer.cpu import CPU_LAYERS
+from espnet_fastformer.encoder.replacement import replace_layers
 from espnet_fastformer.layers.aft import AFT, AFTConv, AFTFull, AFTLocal, AFTSimple
 from espnet_fastformer.layers.fastformer import FastSelfAttention
 from tests.layers.checks import plain
@@ -43,14 +45,18 @@ class PlainMixer(SelfMixer):
         return plain(self.mixer, x, x, x, mask=mask)
 
 
+def _build_fastformer() -> torch.nn.Module:
+    return replace_layers(FastSelfAttention(SIZE, HEADS, DROPOUT), CPU_LAYERS)
+
+
 def _build_aft(mixer, wrapper=SelfMixer, **options) -> torch.nn.Module:
-    return wrapper(mixer(SIZE, DROPOUT, **options))
+    return wrapper(replace_layers(mixer(SIZE, DROPOUT, **options), CPU_LAYERS))
 
 
 # The two additive attentions have the same weights: both draw them alike from one seed.
 LAYERS = {
     "espnet-fast_selfattn": partial(ESPnetFastSelfAttention, SIZE, HEADS, DROPOUT),
-    "fastformer": partial(FastSelfAttention, SIZE, HEADS, DROPOUT),
+    "fastformer": _build_fastformer,
     "aft-full-plain": partial(_build_aft, AFTFull, PlainMixer),
     "aft-full": partial(_build_aft, AFTFull),
     "aft-local": partial(_build_aft, AFTLocal),

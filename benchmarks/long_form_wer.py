@@ -10,35 +10,25 @@ alike, against the joined references.
 
 import argparse
 import multiprocessing
-import random
 import re
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import jiwer
-import numpy as np
 import torch
 
+from benchmarks.corpus import SILENCE, Utterance, draw, join, read_corpus, transcribe
 from benchmarks.corpus import get_parser as get_corpus_parser
-from benchmarks.corpus import read_corpus
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, size, table
-from espnet_fastformer.inference.audio import duration, read_audio
+from espnet_fastformer.inference.audio import duration
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.transcriber import DTYPES, Transcriber
 
 COLUMNS = ("decoding", "WER", "against one by one", "peak memory")
-
-
-class Utterance(NamedTuple):
-    """A recording, what is said in it, and the seconds of silence after it."""
-
-    audio: Path
-    text: str
-    silence: float
 
 
 class Decoded(NamedTuple):
@@ -60,7 +50,7 @@ def get_parser() -> argparse.ArgumentParser:
         "--silence",
         type=float,
         nargs=2,
-        default=(0.2, 0.8),
+        default=SILENCE,
         metavar=("LEAST", "MOST"),
         help="seconds between two utterances, drawn evenly (default: 0.2 0.8)",
     )
@@ -129,38 +119,10 @@ def main(cmd: Sequence[str] | None = None) -> None:
     print(table(COLUMNS, rows))
 
 
-def draw(
-    texts: Mapping[Path, str],
-    seconds: float,
-    silence: tuple[float, float],
-    seed: int,
-) -> Iterator[Utterance]:
-    """Draw utterances until their audio and the silences last long enough.
-
-    Args:
-        texts: What is said in each audio file, of which there is at least one.
-        seconds: How long.
-        silence: Least and most seconds of silence after each.
-        seed: Of order and silences.
-    """
-    generator = random.Random(seed)
-    drawn: list[Path] = []
-    while seconds > 0:
-        if not drawn:
-            drawn = generator.sample(sorted(texts), len(texts))
-        audio = drawn.pop()
-        utterance = Utterance(audio, texts[audio], generator.uniform(*silence))
-        yield utterance
-        seconds -= duration(audio) + utterance.silence
-
-
 def decode_each(utterances: Sequence[Utterance], options: dict) -> Decoded:
     """Transcribe each utterance by itself."""
     transcriber = Transcriber(**options)
-    texts = {
-        audio: transcriber(read_audio(audio, transcriber.fs)).text
-        for audio in {utterance.audio for utterance in utterances}
-    }
+    texts = transcribe(transcriber, {utterance.audio for utterance in utterances})
     text = " ".join(texts[utterance.audio] for utterance in utterances)
     return Decoded(text, peak_memory())
 
@@ -170,15 +132,6 @@ def decode_joined(utterances: Sequence[Utterance], options: dict) -> Decoded:
     transcriber = Transcriber(**options)
     text = transcriber(join(utterances, transcriber.fs)).text
     return Decoded(text, peak_memory())
-
-
-def join(utterances: Sequence[Utterance], fs: int) -> np.ndarray:
-    """Return one recording (N,), float32, of rate ``fs``."""
-    pieces = []
-    for utterance in utterances:
-        pieces.append(read_audio(utterance.audio, fs))
-        pieces.append(np.zeros(round(utterance.silence * fs), dtype="float32"))
-    return np.concatenate(pieces)
 
 
 def peak_memory() -> int:

@@ -24,10 +24,10 @@ from benchmarks.encoders import (
     build_inputs,
 )
 from benchmarks.measure import Case
-from espnet_fastformer.export.formats import WRITERS
 from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
+from espnet_fastformer.export.writers import WRITERS
 
 VOCABULARY = 5000
 RUNTIMES = ("torch", "compile", "onnx", "int8")

@@ -16,19 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jiwer
 import torch
 from espnet2.asr.encoder.contextual_block_conformer_encoder import (
     ContextualBlockConformerEncoder,
 )
 
+from benchmarks.corpus import SILENCE, Utterance, draw, join, read_corpus, transcribe
 from benchmarks.corpus import get_parser as get_corpus_parser
-from benchmarks.corpus import read_corpus
-from benchmarks.long_form_wer import Utterance, draw, join
 from benchmarks.measure import Settings
 from benchmarks.results import Report, describe_machine, table
+from benchmarks.scores import Errors, count_errors
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.inference.audio import read_audio
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
 from espnet_fastformer.inference.features import Recording, normalize_features
 from espnet_fastformer.inference.transcriber import Transcriber
@@ -41,7 +39,6 @@ COLUMNS = (
     "WER",
     "CER against",
 )
-SILENCE = (0.2, 0.8)
 
 
 class Block(NamedTuple):
@@ -173,39 +170,30 @@ def score(
     transcriber: BlockTranscriber, texts: Mapping[Path, str], args: argparse.Namespace
 ) -> Iterator[list[str]]:
     """Yield what a table says of each way to decode a subset."""
-    references = list(texts.values())
     whole = None
     for size in (None, *args.chunk_sizes):
-        block = None if size is None else Block(size)
-        errors = rates(references, list(decode(transcriber, texts, block).values()))
+        block = transcriber.block = None if size is None else Block(size)
+        errors = count_errors(texts, transcribe(transcriber, texts))
         whole = whole or errors
         yield row(name(transcriber, block), errors, None if size is None else whole)
     if not args.joined_seconds:
         return
     size = args.joined_chunk_size
     frames = args.history / transcriber.seconds_a_frame()
-    block = Block(size, max(1, round(frames / size)))
-    hypotheses = decode(transcriber, texts, Block(size))
+    transcriber.block = Block(size)
+    hypotheses = transcribe(transcriber, texts)
+    block = transcriber.block = Block(size, max(1, round(frames / size)))
     for seconds in args.joined_seconds:
-        recordings = list(join_speakers(texts, seconds, args.seed))
-        references = [" ".join(u.text for u in group) for group in recordings]
-        each = [" ".join(hypotheses[u.audio] for u in group) for group in recordings]
-        transcriber.block = block
-        joined = [transcriber(join(group, transcriber.fs)).text for group in recordings]
+        recordings = dict(enumerate(join_speakers(texts, seconds, args.seed)))
+        references, each, joined = {}, {}, {}
+        for number, group in recordings.items():
+            references[number] = " ".join(u.text for u in group)
+            each[number] = " ".join(hypotheses[u.audio] for u in group)
+            joined[number] = transcriber(join(group, transcriber.fs)).text
         what = f"{name(transcriber, block)}: {len(recordings)} of {seconds:g} s"
-        one_by_one = rates(references, each)
+        one_by_one = count_errors(references, each)
         yield row(f"{what}, one by one", one_by_one, None)
-        yield row(f"{what}, joined", rates(references, joined), one_by_one)
-
-
-def decode(
-    transcriber: BlockTranscriber, texts: Mapping[Path, str], block: Block | None
-) -> dict[Path, str]:
-    """Return the text of each utterance."""
-    transcriber.block = block
-    return {
-        audio: transcriber(read_audio(audio, transcriber.fs)).text for audio in texts
-    }
+        yield row(f"{what}, joined", count_errors(references, joined), one_by_one)
 
 
 def join_speakers(
@@ -219,17 +207,13 @@ def join_speakers(
         yield list(draw(of_speaker, seconds, SILENCE, seed))
 
 
-def rates(references: list[str], hypotheses: list[str]) -> tuple[float, float]:
-    """Return the error rates of characters and words."""
-    return jiwer.cer(references, hypotheses), jiwer.wer(references, hypotheses)
-
-
-def row(
-    decoding: str, errors: tuple[float, float], against: tuple[float, float] | None
-) -> list[str]:
+def row(decoding: str, errors: Errors, against: Errors | None) -> list[str]:
     """Return the cells of one way to decode."""
-    change = f"{errors[0] / against[0] - 1:+.1%}" if against and against[0] else ""
-    return [decoding, *(f"{rate:.2%}" for rate in errors), change]
+    rates = [errors.character_error_rate, errors.word_error_rate]
+    change = ""
+    if against is not None and against.character_error_rate:
+        change = f"{rates[0] / against.character_error_rate - 1:+.1%}"
+    return [decoding, *(f"{rate:.2f}%" for rate in rates), change]
 
 
 def name(transcriber: BlockTranscriber, block: Block | None) -> str:

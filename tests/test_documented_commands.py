@@ -95,10 +95,11 @@ def find(config: Path | None) -> Path:
     return config
 
 
-def check_study(module, arguments: list[str]) -> None:
+def check_study(arguments: list[str]) -> None:
+    module = importlib.import_module("benchmarks.study.__main__")
     options, rest = module.get_parser().parse_known_args(arguments)
     assert options.study.is_file()
-    importlib.import_module("run").get_parser().parse_args(rest)
+    module.run.get_parser().parse_args(rest)
 
 
 def check_espnets_recipe(arguments: list[str]) -> None:
@@ -124,6 +125,9 @@ def test_commands(page, tmp_path, monkeypatch, parse, recipe):
         program, *arguments = (word for word in command if word not in ANY)
         if program == "python" and arguments[0] == "-m":
             name, *arguments = arguments[1:]
+            if name == "benchmarks.study":
+                check_study(arguments)
+                return
             if name.startswith("espnet2.bin.asr_inference") and "..." in command:
                 arguments += NEEDED
             parse(importlib.import_module(name).main, arguments)
@@ -132,8 +136,6 @@ def test_commands(page, tmp_path, monkeypatch, parse, recipe):
             assert Path(script).is_file()
             if script in {"egs/librispeech/run.sh", "egs/librispeech/run.py"}:
                 recipe(arguments)
-            elif script == "egs/librispeech/study.py":
-                check_study(importlib.import_module("study"), arguments)
             else:
                 assert script in {"tests/run.sh", "tests/style.sh"}
         elif program == "espnet-fastformer":

@@ -1,6 +1,7 @@
 """The end of a run by a signal: at once, with all that it has started.
 
-Nothing here is imported that takes its time.
+ESPnet3 leaves signals to Lightning and Dask, which wait for other processes, or end
+with the status of success. Nothing here is imported that takes its time.
 """
 
 from __future__ import annotations

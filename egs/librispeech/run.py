@@ -1,8 +1,9 @@
 r"""Train and score a recognizer on LibriSpeech, or on anything in its layout.
 
-The model and its training come from an ESPnet2 config, the rest of the options from
-the command line. Every option of ``espnet2.bin.asr_train`` is accepted too and goes
-before the config: ``--max_epoch 20 --encoder_conf num_blocks=12``.
+ESPnet3's own command takes a config of ESPnet3 for each stage. Here, the model and its
+training come from an ESPnet2 config, the rest of the options from the command line.
+Every option of ``espnet2.bin.asr_train`` is accepted too and goes before the config:
+``--max_epoch 20 --encoder_conf num_blocks=12``.
 
     python run.py                                          # synthetic, Fastformer
     python run.py --encoder aft --encoder_conf aft_type=conv

@@ -88,7 +88,7 @@ def main(cmd: Sequence[str] | None = None) -> int:
     elif args.output is not None and args.output.suffix != ending:
         parser.error(f"--output must end in {ending}: {args.output}")
     # PyTorch and ESPnet take seconds to import: not for --help or a wrong option.
-    from espnet_fastformer.export.experiment import for_streams, load_experiment
+    from espnet_fastformer.export.exportable import for_streams, load_exportable
 
     def load(config: Path, model_file: Path):
         # An archive's files are gone afterwards.
@@ -99,7 +99,7 @@ def main(cmd: Sequence[str] | None = None) -> int:
         else:
             output = args.output or place.with_suffix(suffix)
         check_directory(parser, output.parent)
-        model = load_experiment(config, model_file)
+        model = load_exportable(config, model_file)
         return for_streams(model, args.chunk_size) if is_for_streams else model, output
 
     model, output = load_by_options(parser, args, load)
@@ -135,7 +135,7 @@ def _write(output: Path, format: str, model):
     Args:
         output: File to write.
         format: One of ``KINDS``.
-        model: :class:`~espnet_fastformer.export.experiment.Experiment`.
+        model: :class:`~espnet_fastformer.export.exportable.Exportable`.
 
     Returns:
         :class:`~espnet_fastformer.export.check.Difference` of file and model.
@@ -144,8 +144,8 @@ def _write(output: Path, format: str, model):
         ValueError: If the file computes anything else.
     """
     from espnet_fastformer.export.check import compare
-    from espnet_fastformer.export.formats import WRITERS
     from espnet_fastformer.export.runtime import load
+    from espnet_fastformer.export.writers import WRITERS
 
     # The suffix tells the runtime what it is.
     partial = output.with_name(f".{os.getpid()}.{output.name}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from espnet2.asr.encoder.branchformer_encoder import BranchformerEncoderLayer
 from espnet2.asr.encoder.e_branchformer_encoder import EBranchformerEncoderLayer
+from espnet2.asr.layers.cgmlp import ConvolutionalGatingMLP
 from espnet2.asr.layers.fastformer import FastSelfAttention
 from espnet2.legacy.nets.pytorch_backend.conformer.convolution import ConvolutionModule
 from espnet2.legacy.nets.pytorch_backend.conformer.encoder_layer import (
@@ -15,10 +16,11 @@ from espnet2.legacy.nets.pytorch_backend.nets_utils import get_activation
 from espnet2.legacy.nets.pytorch_backend.transformer.encoder_layer import (
     EncoderLayer as TransformerEncoderLayer,
 )
+from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward import (
+    PositionwiseFeedForward,
+)
 
 from espnet_fastformer.encoder.options import check_odd, check_rates
-from espnet_fastformer.layers.cgmlp import ConvolutionalGatingMLP
-from espnet_fastformer.layers.feed_forward import PositionwiseFeedForward
 
 MERGE_METHODS = ("concat", "learned_ave", "fixed_ave")
 BRANCHFORMER_OPTIONS = (

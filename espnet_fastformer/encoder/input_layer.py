@@ -24,6 +24,7 @@ from espnet_fastformer.encoder.positional_encoding import (
     ScaledSinusoidalEncoding,
     SinusoidalEncoding,
 )
+from espnet_fastformer.layers import pieces
 from espnet_fastformer.layers.modes import has_hooks, is_traced
 
 SUBSAMPLING = {
@@ -38,10 +39,6 @@ SUBSAMPLING = {
 }
 # What leaves one feature after two-dimensional subsampling.
 LEAST_FEATURES = {"conv2d": 7, "conv2d1": 5, "conv2d2": 7, "conv2d6": 11, "conv2d8": 15}
-# Features that are subsampled at once at inference, in frames: enough to be fast, and
-# few enough for the convolutions over them to stay small.
-FRAMES_AT_ONCE = 4096
-
 # Input layers that have met an utterance that was too short.
 _NAMED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -178,24 +175,20 @@ def subsample(
     Returns:
         Output (B, T', D) and its mask (B, 1, T').
     """
-    # In this order: a graph that looked at the length would hold for some only.
-    if (
-        is_traced()
-        or has_hooks(embed)
-        or torch.is_grad_enabled()
-        or xs_pad.size(1) <= FRAMES_AT_ONCE
-    ):
+    # A graph that looked at hooks would guard them.
+    if is_traced() or has_hooks(embed) or not pieces.is_long(xs_pad.size(1)):
         return embed(xs_pad, mask)
     size, stride = receptive_field(embed)
     frames = (xs_pad.size(1) - size) // stride + 1
-    pieces = []
-    for first in range(0, frames, FRAMES_AT_ONCE // stride):
-        last = min(first + FRAMES_AT_ONCE // stride, frames) - 1
+    at_once = pieces.FRAMES_AT_ONCE // stride
+    parts = []
+    for first in range(0, frames, at_once):
+        last = min(first + at_once, frames) - 1
         piece = xs_pad[:, first * stride : last * stride + size]
-        pieces.append(embed.out(_convolve(embed.conv, piece)))
+        parts.append(embed.out(_convolve(embed.conv, piece)))
     olens = (mask.squeeze(1).sum(1, keepdim=True) - size) // stride + 1
     is_real = torch.arange(frames, device=mask.device) < olens
-    return embed.pos_enc(torch.cat(pieces, dim=1)), is_real.unsqueeze(1)
+    return embed.pos_enc(torch.cat(parts, dim=1)), is_real.unsqueeze(1)
 
 
 def _convolve(conv: torch.nn.Sequential, xs_pad: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,10 @@ from espnet2.legacy.nets.pytorch_backend.transformer.repeat import repeat
 from torch.utils.checkpoint import checkpoint
 from typeguard import typechecked
 
+from espnet_fastformer.cpu import CPU_LAYERS
 from espnet_fastformer.encoder.blocks import BlockBuilder
 from espnet_fastformer.encoder.checkpoint import report_mismatch
+from espnet_fastformer.encoder.convolution import DepthwiseConv1d, PointwiseConv1d
 from espnet_fastformer.encoder.input_layer import (
     SUBSAMPLING,
     build_input_layer,
@@ -32,12 +34,12 @@ from espnet_fastformer.encoder.options import (
     check_rates,
     check_sizes,
 )
+from espnet_fastformer.encoder.replacement import replace_layers
 from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
+from espnet_fastformer.layers import pieces
 from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
 from espnet_fastformer.layers.modes import is_traced
 from espnet_fastformer.layers.padding import share_padding
-from espnet_fastformer.layers.pieces import FRAMES_AT_ONCE, is_long
-from espnet_fastformer.layers.replacement import replace_layers
 
 # ESPnet's attentions that a mixer stands in for, and positions that only they can use.
 _ATTENTION_TYPES = ("selfattn", "rel_selfattn", "legacy_rel_selfattn", "fast_selfattn")
@@ -120,6 +122,8 @@ class LinearTimeEncoder(AbsEncoder):
         look_ahead: 0; ESPnet's streaming recogniser asks for it.
         compile: Whether to compile the blocks by ``torch.compile`` in training, for all
             lengths at once. Batches in chunks are not compiled.
+        use_cpu_layers: Whether to take faster forms of ESPnet's layers on a CPU, see
+            :mod:`espnet_fastformer.cpu`. Parameters and output are the same.
 
     Attributes:
         block_size: May be changed between streams.
@@ -197,6 +201,7 @@ class LinearTimeEncoder(AbsEncoder):
         hop_size: int | None = None,
         look_ahead: int | None = None,
         compile: bool = False,
+        use_cpu_layers: bool = True,
     ):
         super().__init__()
         self._input_size = input_size
@@ -277,7 +282,9 @@ class LinearTimeEncoder(AbsEncoder):
                 )
         self.encoders = repeat(num_blocks, builder.build, layer_drop_rate)
         for part in (self.embed, self.encoders):
-            replace_layers(part)
+            replace_layers(part, (DepthwiseConv1d, PointwiseConv1d))
+            if use_cpu_layers:
+                replace_layers(part, CPU_LAYERS)
         self.after_norm = LayerNorm(output_size)
         self.layer_drop_rate = layer_drop_rate
 
@@ -537,8 +544,8 @@ class LinearTimeEncoder(AbsEncoder):
         frames = x.size(1)
         x, mask = pad_to_chunks(x, mask, chunk_size)
         at_once = x.size(1)
-        if is_long(at_once):
-            at_once = max(1, FRAMES_AT_ONCE // chunk_size) * chunk_size
+        if pieces.is_long(at_once):
+            at_once = max(1, pieces.FRAMES_AT_ONCE // chunk_size) * chunk_size
         parts = []
         for first in range(0, x.size(1), at_once):
             part = slice(first, first + at_once)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 
-from espnet_fastformer.export.formats import least_frames
 from espnet_fastformer.export.runtime import Runtime
+from espnet_fastformer.export.writers import least_frames
 from espnet_fastformer.inference.features import extract_features
 
 # Seconds of the noise that the features are taken from.

@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from espnet_fastformer.export.formats import INPUTS
+from espnet_fastformer.export import sherpa
+from espnet_fastformer.export.writers import INPUTS
 
 Runtime = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def load(path: str | Path) -> Runtime:
+def load(path: str | Path, clips: bool = False) -> Runtime:
     """Open a file that ``espnet-fastformer export`` wrote, on the CPU.
 
     It runs in as many threads as PyTorch has.
 
     Args:
         path: ``*.onnx`` or ``*.pt2``.
+        clips: Whether a file for streams is given features as sherpa-onnx clips them.
 
     Returns:
         A function with the arguments and results of
@@ -36,7 +38,7 @@ def load(path: str | Path) -> Runtime:
     session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
     if "T" in session.get_modelmeta().custom_metadata_map:
-        return partial(_run_streams, session)
+        return partial(_run_streams, session, clips)
 
     def run(feats: torch.Tensor, lengths: torch.Tensor):
         inputs = dict(zip(INPUTS, (feats.numpy(), lengths.numpy()), strict=True))
@@ -45,7 +47,7 @@ def load(path: str | Path) -> Runtime:
     return run
 
 
-def _run_streams(session, feats: torch.Tensor, lengths: torch.Tensor):
+def _run_streams(session, clips: bool, feats: torch.Tensor, lengths: torch.Tensor):
     """Give a file for streams the utterances of a batch chunk by chunk."""
     metadata = session.get_modelmeta().custom_metadata_map
     size, shift = int(metadata["T"]), int(metadata["decode_chunk_len"])
@@ -63,7 +65,8 @@ def _run_streams(session, feats: torch.Tensor, lengths: torch.Tensor):
     caches = list(feed)[1:]
     outs = []
     for start in range(0, int(olens.max()) * stride, shift):
-        feed["x"] = x[:, start : start + size]
+        chunk = x[:, start : start + size]
+        feed["x"] = sherpa.clip(chunk) if clips else chunk
         missing = (start + size - lengths).clamp(0, size)
         feed["padding"][0, :, 0, 0] = missing.numpy()
         log_probs, *after = session.run(None, feed)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.asr.frontend.default import DefaultFrontend
@@ -42,6 +43,15 @@ def _is_its_own(frontend: AbsFrontend, fs: int) -> bool:
     wanted, _ = DefaultFrontend(**_FRONTEND).eval()(noise[None], torch.tensor([16000]))
     feats = extract_features(frontend, noise)
     return fs == 16000 and feats.shape == wanted.shape and feats.allclose(wanted)
+
+
+def clip(x: np.ndarray) -> np.ndarray:
+    """Clip features as sherpa-onnx does: 80 dB below the greatest of a chunk.
+
+    Args:
+        x: The features of a chunk, scaled as it scales them (B, T, F).
+    """
+    return np.maximum(x, x.max(axis=(1, 2), keepdims=True) - 2.0)
 
 
 def write_tokens(path: Path, token_list: Sequence[str], token_type: str | None) -> None:

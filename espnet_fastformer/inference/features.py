@@ -11,8 +11,8 @@ from espnet2.train.abs_espnet_model import AbsESPnetModel
 from torch.nn.functional import max_pool1d
 
 from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.layers import pieces
 
-FRAMES_AT_ONCE = 2000
 # Samples that every frontend takes: 0.1 s at the 16 kHz of pretrained ones, which fail
 # on less than their window and do not tell it.
 LEAST_SAMPLES = 1600
@@ -148,13 +148,13 @@ def extract_features(frontend: AbsFrontend, speech: torch.Tensor) -> torch.Tenso
     # To mirror samples, the STFT needs one more: hence another frame before, and, for
     # the first frame alone, another sample after.
     context = -(-before // hop) + 1
-    pieces = []
-    for start in range(0, frames, FRAMES_AT_ONCE):
-        stop = min(start + FRAMES_AT_ONCE, frames)
+    parts = []
+    for start in range(0, frames, pieces.FRAMES_AT_ONCE):
+        stop = min(start + pieces.FRAMES_AT_ONCE, frames)
         first = max(start - context, 0)
         piece = speech[first * hop : (stop - 1) * hop + after + 1]
-        pieces.append(call_frontend(frontend, piece)[:, start - first : stop - first])
-    return torch.cat(pieces, dim=1)
+        parts.append(call_frontend(frontend, piece)[:, start - first : stop - first])
+    return torch.cat(parts, dim=1)
 
 
 def normalize_features(normalize: AbsNormalize | None, feats: torch.Tensor):

@@ -37,10 +37,9 @@ from espnet_fastformer.inference.model import (
 )
 from espnet_fastformer.inference.transcript import Transcript, Word
 from espnet_fastformer.inference.windows import encode_in_windows
+from espnet_fastformer.layers import pieces
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# Output frames that meet the vocabulary at once.
-_FRAMES_AT_ONCE = 4096
 _SPACE = "<space>"
 # Seconds of blank that no word contains.
 _PAUSE = 0.5
@@ -246,7 +245,9 @@ class Transcriber:
                 model.encoder, feats, window, progress, **options
             )
         hidden = hidden.to(self._sample_dtype)
-        path = [model.ctc.argmax(x)[0] for x in hidden.split(_FRAMES_AT_ONCE, dim=1)]
+        path = [
+            model.ctc.argmax(x)[0] for x in hidden.split(pieces.FRAMES_AT_ONCE, dim=1)
+        ]
         return torch.cat(path)
 
     def _search(self, samples: torch.Tensor) -> Transcript:

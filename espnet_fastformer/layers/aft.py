@@ -13,34 +13,32 @@ beside the T x T bias that AFT-full is defined by.
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import reduce
 
 import torch
 from torch.nn import functional as F
 from typeguard import typechecked
 
-from espnet_fastformer.layers.chunks import (
-    ChunkedLayer,
-    Chunks,
-    Sums,
-    sum_over_chunks,
-    sum_over_chunks_by_offsets,
-    weigh_chunks,
-)
-from espnet_fastformer.layers.dropout import Dropout
+from espnet_fastformer.layers.chunks import ChunkedLayer
 from espnet_fastformer.layers.modes import is_exporting, without_autocast
 from espnet_fastformer.layers.padding import padding_of
-from espnet_fastformer.layers.pieces import by_pieces, is_long, pieces
-from espnet_fastformer.layers.weighted_sum import (
-    Blocks,
+from espnet_fastformer.layers.pieces import by_pieces, pieces
+from espnet_fastformer.layers.sums import (
+    Sums,
+    WholeUtterance,
+    band_of_offsets,
     divide,
     exp_bias,
     greatest_key,
     key_weights,
-    sum_by_filter,
-    weigh_values,
-    weighted_sum,
-    weighted_sum_by_pieces,
+    product,
+    sum_by_offsets,
+    sum_over_chunks,
+    total,
+    weigh,
 )
+
+NO_CHUNKS = "biases by absolute position cannot be summed in chunks"
 
 
 class AFT(ChunkedLayer, torch.nn.Module):
@@ -57,8 +55,6 @@ class AFT(ChunkedLayer, torch.nn.Module):
         heads: Number of heads H, if each has position biases of its own.
     """
 
-    NO_CHUNKS = "biases by absolute position cannot be summed in chunks"
-
     def __init__(
         self,
         size: int,
@@ -73,7 +69,7 @@ class AFT(ChunkedLayer, torch.nn.Module):
         self.linear_k = torch.nn.Linear(size, key_size)
         self.linear_v = torch.nn.Linear(size, size)
         self.linear_out = torch.nn.Linear(size, size) if use_out_proj else None
-        self.dropout = Dropout(dropout_rate)
+        self.dropout = torch.nn.Dropout(dropout_rate)
 
     def forward(
         self,
@@ -101,94 +97,63 @@ class AFT(ChunkedLayer, torch.nn.Module):
                 f"mask must have shape (batch, 1, time), but has {tuple(mask.shape)}"
             )
         padding = None if mask is None else padding_of(mask).mT
+        sums = self.weigh_values(key, value, padding)
+        frames, value_size = query.size(1), query.size(2) // self.heads
+        with without_autocast(query.device):
+            parts = self.sum_over_keys(sums, frames)
+            pooled = [divide(part, value_size) for part in parts]
         if self.chunks is not None:
-            return self._forward_chunks(query, key, value, padding, self.chunks)
-        blocks = self.blocks(key.size(1))
-        sums = self._weigh(key, value, padding, blocks)
-        value_size = value.size(2) // self.heads
-        with without_autocast(sums.device):
-            pooled = [
-                divide(part, value_size) for part in self.sum_over_keys(sums, blocks)
-            ]
+            return self._gate(query, pooled[0])
         if len(pooled) == 1:
-            return by_pieces(self._gate, query, pooled[0])
-        queries = query.split([part.size(1) for part in pooled], dim=1)
+            return by_pieces(self._gate, query, pooled[0][:, :frames])
+        queries = query.split(pooled[0].size(1), dim=1)
+        pooled[-1] = pooled[-1][:, : queries[-1].size(1)]
         return torch.cat(list(map(self._gate, queries, pooled)), dim=1)
 
-    def _forward_chunks(
+    def weigh_values(
         self,
-        query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         padding: torch.Tensor | None,
-        chunks: Chunks,
-    ) -> torch.Tensor:
+        zeros_around: tuple[int, int] = (0, 0),
+    ) -> Sums:
+        """Return exp(k) v and exp(k), up to a factor a key, for :meth:`sum_over_keys`.
+
+        Args:
+            key: (B, T, D).
+            value: (B, T, D).
+            padding: (B, T, 1), true on padding; None if there is none.
+            zeros_around: Frames of zeros that are added before and after.
+        """
+        size = None if self.chunks is None else self.chunks.size
         key, value = self.linear_k(key), self.linear_v(value)
-        with without_autocast(key.device):
-            frames = weigh_chunks(key, value, padding, self.heads, chunks)
-            sums = self.sum_over_chunks(frames, chunks).flatten(0, 1)
-            pooled = divide(sums, value.size(2) // self.heads)
-        return self._gate(chunks.cut(query), pooled).reshape(query.shape)
-
-    def _weigh(
-        self,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        padding: torch.Tensor | None,
-        blocks: Blocks,
-    ) -> torch.Tensor:
-        key = self.linear_k(key)
-        top = greatest_key(key, padding)
-        if not is_long(key.size(1)):
-            value = self.linear_v(value)
-            return weigh_values(key, value, top, padding, self.heads, blocks)
-        weighed = (
-            weigh_values(key, self.linear_v(value), top, padding, self.heads)
-            for _, (key, value, padding) in pieces(key, value, padding)
-        )
-        return self.collect(weighed, blocks)
-
-    def collect(self, weighed: Iterator[torch.Tensor], blocks: Blocks) -> torch.Tensor:
-        """Put together what :meth:`sum_over_keys` gets, from pieces in order."""
-        return blocks.join(weighed)
+        return weigh(key, value, padding, self.heads, size, zeros_around)
 
     def _gate(self, query: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        query = self.linear_q(query)
-        y = torch.sigmoid(query) * self.dropout(pooled.to(query.dtype))
+        """Multiply values pooled for all frames, for each chunk or for each frame."""
+        gate = torch.sigmoid(self.linear_q(query))
+        pooled = self.dropout(pooled.to(gate.dtype))
+        if self.chunks is None:
+            y = gate * pooled
+        else:
+            gate = gate.unflatten(1, (pooled.size(1), -1))
+            y = (gate * pooled.unsqueeze(2)).flatten(1, 2)
         return y if self.linear_out is None else self.linear_out(y)
 
-    def blocks(self, frames: int) -> Blocks:
-        """Return how time is cut: here not at all."""
-        return Blocks(frames, frames)
-
     @abstractmethod
-    def sum_over_keys(
-        self, sums: torch.Tensor, blocks: Blocks
-    ) -> Iterator[torch.Tensor]:
+    def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """Sum over t' with the weights exp(w_tt'), up to a factor a query.
 
         Args:
-            sums: exp(k) v and exp(k), up to a factor a key, (B, H, T, C), in float32 or
-                float64, with zeros on padding and where ``blocks`` asks for them.
-            blocks: How time is cut.
+            sums: What :meth:`weigh_values` returns.
+            frames: Number of frames T.
 
         Yields:
-            (B, H, some of T, C) in order, or one (B, H, 1, C) that is the same for all
-            frames.
-        """
-        raise NotImplementedError
+            (B, H, some of N, C, V + K / H) in order, or (B, H, N, 1, V + K / H) that
+            are the same for all frames of a chunk.
 
-    @abstractmethod
-    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
-        """Do as :meth:`sum_over_keys` over the keys in the chunks that a frame sees.
-
-        Args:
-            frames: exp(k) v and exp(k) of each frame.
-            chunks: How time is cut.
-
-        Returns:
-            (B, N, H, C, V + K / H), or (B, N, H, 1, V + K / H) that is the same for all
-            frames of a chunk.
+        Raises:
+            ValueError: If there are chunks, which the biases do not know.
         """
         raise NotImplementedError
 
@@ -246,19 +211,18 @@ class AFTSimple(AFT):
     def __init__(self, size: int, dropout_rate: float = 0.0, use_out_proj: bool = True):
         super().__init__(size, size, dropout_rate, use_out_proj)
 
-    def sum_over_keys(
-        self, sums: torch.Tensor, blocks: Blocks
-    ) -> Iterator[torch.Tensor]:
+    def weigh_values(self, *inputs: torch.Tensor | None) -> Sums:
+        """See :meth:`AFT.weigh_values`; summed at once, as all queries weigh alike."""
+        if self.chunks is not None:
+            return total(super().weigh_values(*inputs))
+        weigh_values = super().weigh_values
+        return reduce(
+            Sums.plus, (total(weigh_values(*piece)) for _, piece in pieces(*inputs))
+        )
+
+    def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
-        yield sums.sum(2, keepdim=True)
-
-    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
-        """See :meth:`AFT.sum_over_chunks`."""
-        return sum_over_chunks(frames, chunks)
-
-    def collect(self, weighed: Iterator[torch.Tensor], blocks: Blocks) -> torch.Tensor:
-        """See :meth:`AFT.collect`: a sum is all that is needed."""
-        return sum(piece.sum(2, keepdim=True) for piece in weighed)
+        yield sum_over_chunks(sums, self.chunks)
 
 
 class AFTFull(AFT):
@@ -314,45 +278,25 @@ class AFTFull(AFT):
         if not (self.simple or isinstance(self.position_bias, FactorizedBias)):
             torch.nn.init.ones_(self.position_bias)
 
-    def sum_over_keys(
-        self, sums: torch.Tensor, blocks: Blocks
-    ) -> Iterator[torch.Tensor]:
+    def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
-        if is_exporting():
-            yield self._sum_any_length(sums)
-            return
-        frames = sums.size(2)
-        near = min(frames, self.max_len)
-        if frames == near:
-            bias = self._bias(frames, sums.dtype)
-            yield weighted_sum(bias[None, None], sums, blocks)
+        if self.chunks is not None:
+            raise ValueError(f"{NO_CHUNKS}: AFT-full")
+        if not is_exporting() and frames <= self.max_len:
+            near, _ = exp_bias(self._bias(frames, sums.sums.dtype), has_rest=False)
+            yield product(near[None, None], sums.sums)
         else:
-            # All keys without a bias are as one whose bias is zero.
-            bias = F.pad(self._bias(near, sums.dtype), (0, 1))
-            rest = sums[:, :, near:].sum(2, keepdim=True)
-            keys = torch.cat([sums[:, :, :near], rest], dim=2)
-            biased = weighted_sum(bias[None, None], keys, Blocks(near, near))
-            unbiased = keys.sum(2, keepdim=True).expand(-1, -1, frames - near, -1)
-            yield torch.cat([biased, unbiased], dim=2)
+            yield self._sum_beyond(sums.sums, frames)
 
-    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
-        """See :meth:`AFT.sum_over_chunks`: its biases know no chunks."""
-        raise ValueError(f"{self.NO_CHUNKS}: AFT-full")
-
-    def _sum_any_length(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sum (B, 1, T, C) in one form for all lengths.
-
-        It always takes the product of ``max_len`` positions.
-        """
-        frames = sums.size(2)
-        is_near = torch.arange(frames, device=sums.device) < self.max_len
-        near = F.pad(sums, (0, 0, 0, self.max_len))[:, :, : self.max_len]
-        rest = sums.masked_fill(is_near[:, None], 0.0).sum(2, keepdim=True)
-        bias = self._bias(self.max_len, sums.dtype)
-        bias_weights, rest_weight = exp_bias(bias, has_rest=True)
-        biased = torch.matmul(bias_weights, near) + rest_weight * rest
-        unbiased = sums.sum(2, keepdim=True).expand(-1, -1, frames, -1)
-        return torch.cat([biased, unbiased], dim=2)[:, :, :frames]
+    def _sum_beyond(self, sums: torch.Tensor, frames: int) -> torch.Tensor:
+        """Sum (B, 1, 1, T, C) for T beyond ``max_len``, or for any T in one form."""
+        missing = max(0, self.max_len - frames) if not is_exporting() else self.max_len
+        near = F.pad(sums, (0, 0, 0, missing))[:, :, :, : self.max_len]
+        rest = sums[:, :, :, self.max_len :].sum(3, keepdim=True)
+        weights, rest_weight = exp_bias(self._bias(self.max_len, sums.dtype))
+        biased = product(weights[None, None], near) + rest_weight * rest
+        unbiased = sums.sum(3, keepdim=True).expand(-1, -1, -1, frames, -1)
+        return torch.cat([biased, unbiased], dim=3)[:, :, :, :frames]
 
     def _bias(self, positions: int, dtype: torch.dtype) -> torch.Tensor:
         bias = self.position_bias
@@ -370,7 +314,45 @@ class AFTFull(AFT):
         return F.pad(bias, (0, frames - near, 0, frames - near)).unsqueeze(0)
 
 
-class AFTLocal(AFT):
+class NearBias(AFT):
+    """What forms share whose bias is by offset, and zero beyond some frames.
+
+    Attributes:
+        radius: Number of frames on each side with a bias.
+    """
+
+    radius: int
+
+    @abstractmethod
+    def bias_by_offset(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the bias (H, 2 * radius + 1), entry j for t' - t = j - radius."""
+        raise NotImplementedError
+
+    def weigh_values(
+        self, key: torch.Tensor, value: torch.Tensor, padding: torch.Tensor | None
+    ) -> Sums:
+        """See :meth:`AFT.weigh_values`."""
+        around = 0, 0
+        if self.chunks is None:
+            around = WholeUtterance(key.size(1), self.radius).around
+        return super().weigh_values(key, value, padding, around)
+
+    def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
+        """See :meth:`AFT.sum_over_keys`."""
+        bias = self.bias_by_offset(sums.sums.dtype)
+        if self.chunks is None:
+            yield from WholeUtterance(frames, self.radius).sum_by_offsets(bias, sums)
+        else:
+            yield sum_by_offsets(bias, sums, self.chunks)
+
+    def position_bias_matrix(
+        self, frames: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """See :meth:`AFT.position_bias_matrix`."""
+        return band_of_offsets(self.bias_by_offset(dtype), frames)
+
+
+class AFTLocal(NearBias):
     """AFT with a bias for near frames only (section 3.2), linear in time.
 
     w_tt' is learned where ``|t - t'| < window_size`` and zero elsewhere: the sum still
@@ -417,46 +399,38 @@ class AFTLocal(AFT):
         if not isinstance(self.position_bias, FactorizedBias):
             torch.nn.init.normal_(self.position_bias, std=0.01)
 
-    def blocks(self, frames: int) -> Blocks:
-        """Return how time is cut."""
-        return blocks_of_window(frames, self.radius)
+    def bias_by_offset(self, dtype: torch.dtype) -> torch.Tensor:
+        """See :meth:`NearBias.bias_by_offset`."""
+        return self.position_bias.to(dtype)[None]
 
-    def sum_over_keys(
-        self, sums: torch.Tensor, blocks: Blocks
-    ) -> Iterator[torch.Tensor]:
+    def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
-        bias = self.position_bias
-        if not isinstance(bias, FactorizedBias):
-            yield from sum_by_offsets(bias.to(sums.dtype)[None], sums, blocks)
-        elif torch.compiler.is_exporting():
+        if not isinstance(self.position_bias, FactorizedBias):
+            yield from super().sum_over_keys(sums, frames)
+            return
+        if self.chunks is not None:
+            raise ValueError(f"{NO_CHUNKS}: AFT-local with bias='factorized'")
+        if torch.compiler.is_exporting():
             raise ValueError(
                 "AFT-local with a factorized bias cannot be exported, but with "
                 "bias='offset'"
             )
-        else:
-            query, key = bias(blocks.frames, sums.dtype)
-            band = blocks.band_of_factors(query, key, self.radius)
-            yield from sum_by_blocks(band, sums, blocks)
-
-    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
-        """See :meth:`AFT.sum_over_chunks`."""
-        if isinstance(self.position_bias, FactorizedBias):
-            raise ValueError(f"{self.NO_CHUNKS}: AFT-local with bias='factorized'")
-        bias = self.position_bias.to(frames.sums.dtype)[None]
-        return sum_over_chunks_by_offsets(bias, frames, chunks)
+        factors = self.position_bias(frames, sums.sums.dtype)
+        whole = WholeUtterance(frames, self.radius)
+        yield from whole.sum_by_factors(*factors, self.radius, sums)
 
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """See :meth:`AFT.position_bias_matrix`."""
-        if isinstance(self.position_bias, FactorizedBias):
-            query, key = self.position_bias(frames, dtype)
-            bias = query @ key.T
-            return bias.tril(self.radius).triu(-self.radius).unsqueeze(0)
-        return matrix_of_offsets(self.position_bias.to(dtype)[None], frames)
+        if not isinstance(self.position_bias, FactorizedBias):
+            return super().position_bias_matrix(frames, dtype)
+        query, key = self.position_bias(frames, dtype)
+        bias = query @ key.T
+        return bias.tril(self.radius).triu(-self.radius).unsqueeze(0)
 
 
-class AFTConv(AFT):
+class AFTConv(NearBias):
     """AFT with a bias by offset and one key a head (section 3.4), linear in time.
 
     The bias is a filter of ``kernel_size`` taps a head and zero elsewhere, learned as
@@ -508,32 +482,12 @@ class AFTConv(AFT):
         torch.nn.init.zeros_(self.filter_scale)
         torch.nn.init.zeros_(self.filter_shift)
 
-    def blocks(self, frames: int) -> Blocks:
-        """Return how time is cut."""
-        return blocks_of_window(frames, self.radius)
-
-    def sum_over_keys(
-        self, sums: torch.Tensor, blocks: Blocks
-    ) -> Iterator[torch.Tensor]:
-        """See :meth:`AFT.sum_over_keys`."""
-        yield from sum_by_offsets(self._filters(sums.dtype), sums, blocks)
-
-    def sum_over_chunks(self, frames: Sums, chunks: Chunks) -> torch.Tensor:
-        """See :meth:`AFT.sum_over_chunks`."""
-        bias = self._filters(frames.sums.dtype)
-        return sum_over_chunks_by_offsets(bias, frames, chunks)
-
-    def _filters(self, dtype: torch.dtype) -> torch.Tensor:
+    def bias_by_offset(self, dtype: torch.dtype) -> torch.Tensor:
+        """See :meth:`NearBias.bias_by_offset`."""
         weight = self.filter_weight.to(dtype)
         normalized = F.layer_norm(weight, weight.shape[-1:], eps=1e-12)
         filters = self.filter_scale.to(dtype) * normalized
-        return filters + self.filter_shift.to(dtype)  # (H, K)
-
-    def position_bias_matrix(
-        self, frames: int, dtype: torch.dtype = torch.float32
-    ) -> torch.Tensor:
-        """See :meth:`AFT.position_bias_matrix`."""
-        return matrix_of_offsets(self._filters(dtype), frames)
+        return filters + self.filter_shift.to(dtype)
 
 
 class FactorizedBias(torch.nn.Module):
@@ -564,36 +518,6 @@ class FactorizedBias(torch.nn.Module):
             F.pad(factor[:frames].to(dtype), (0, 0, 0, max(0, frames - len(factor))))
             for factor in (self.query, self.key)
         )
-
-
-def blocks_of_window(frames: int, radius: int) -> Blocks:
-    """Return how time is cut for windows: not at all in an exported graph."""
-    return Blocks(frames, frames if is_exporting() else radius)
-
-
-def sum_by_offsets(
-    bias: torch.Tensor, sums: torch.Tensor, blocks: Blocks
-) -> Iterator[torch.Tensor]:
-    """Sum as :meth:`AFT.sum_over_keys` with a bias (H, 2 * radius + 1) by offset."""
-    if is_exporting():
-        yield sum_by_filter(bias, sums)
-    else:
-        yield from sum_by_blocks(blocks.band_of_offsets(bias), sums, blocks)
-
-
-def sum_by_blocks(
-    bias: torch.Tensor, sums: torch.Tensor, blocks: Blocks
-) -> Iterator[torch.Tensor]:
-    """Sum as :meth:`AFT.sum_over_keys` with a bias (H, N or 1, L, W) by block."""
-    if blocks.count > 1 and is_long(blocks.frames):
-        yield from weighted_sum_by_pieces(bias, sums, blocks)
-    else:
-        yield weighted_sum(bias, sums, blocks)
-
-
-def matrix_of_offsets(bias: torch.Tensor, frames: int) -> torch.Tensor:
-    """Lay out a bias (H, 2 * radius + 1) by offset over all pairs, (H, T, T)."""
-    return Blocks(frames, frames).band_of_offsets(bias).squeeze(1)
 
 
 def check_positive(**options: int):

@@ -1,6 +1,6 @@
 """How torch may run a layer: traced, transformed, under autocast, with hooks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 
@@ -37,6 +37,16 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def in_autocast_dtype(*tensors: torch.Tensor | None) -> Iterator[torch.Tensor | None]:
+    """Convert tensors as autocast does before a convolution."""
+    for tensor in tensors:
+        if tensor is not None and torch.is_autocast_enabled(tensor.device.type):
+            # Autocast leaves float64 as it is.
+            if tensor.dtype is not torch.float64:
+                tensor = tensor.to(torch.get_autocast_dtype(tensor.device.type))
+        yield tensor
 
 
 def gradient(backward: Callable) -> Callable:

@@ -53,12 +53,15 @@ def by_pieces(
 def pieces(
     *inputs: torch.Tensor | None, context: int = 0
 ) -> Iterator[tuple[int, list[torch.Tensor | None]]]:
-    """Cut inputs of :func:`by_pieces`.
+    """Cut inputs of :func:`by_pieces` where they are long.
 
     Yields:
         Number of frames of context that come first, and the pieces with context.
     """
     frames = max(x.size(1) for x in inputs if x is not None)
+    if not is_long(frames):
+        yield 0, list(inputs)
+        return
     for first in range(0, frames, FRAMES_AT_ONCE):
         start = max(0, first - context)
         part = slice(start, first + FRAMES_AT_ONCE + context)

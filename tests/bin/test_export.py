@@ -7,7 +7,7 @@ import torch
 from espnet2.main_funcs.pack_funcs import pack
 
 from espnet_fastformer.bin import export, main
-from espnet_fastformer.export import formats, runtime
+from espnet_fastformer.export import runtime, writers
 from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.runtime import load
 from tests.inference.models import CHARACTERS, make_experiment
@@ -43,8 +43,8 @@ def test_a_wrong_file_is_not_written(exp, tmp_path, monkeypatch, capsys):
         exact(module, num_feats, path, metadata)
         torch.nn.init.normal_(module.ctc.ctc_lo.bias)
 
-    exact = formats.WRITERS["torch_export"]
-    monkeypatch.setitem(formats.WRITERS, "torch_export", write)
+    exact = writers.WRITERS["torch_export"]
+    monkeypatch.setitem(writers.WRITERS, "torch_export", write)
     output = tmp_path / "out" / "model.pt2"
     assert run(exp, "--format", "torch_export", "--output", str(output)) == 1
     assert f"{output} is not written" in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_a_file_of_no_numbers_is_not_written(
         log_probs, olens = modules[0](feats, lengths)
         return log_probs * float("nan"), olens
 
-    monkeypatch.setitem(formats.WRITERS, format, write)
+    monkeypatch.setitem(writers.WRITERS, format, write)
     monkeypatch.setattr(runtime, "load", lambda path: run_file)
     output = tmp_path / "out" / f"model{KINDS[format].suffix}"
     assert run(exp, "--format", format, "--output", str(output)) == 1

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from espnet_fastformer.encoder import input_layer
 from espnet_fastformer.encoder.input_layer import (
     SUBSAMPLING,
     build_input_layer,
@@ -9,6 +8,7 @@ from espnet_fastformer.encoder.input_layer import (
     receptive_field,
     subsample,
 )
+from espnet_fastformer.layers import pieces
 from tests.layers.memory import allocated
 
 FEATURES = 20
@@ -22,7 +22,7 @@ def seed():
 
 @pytest.fixture
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(input_layer, "FRAMES_AT_ONCE", 48)
+    monkeypatch.setattr(pieces, "FRAMES_AT_ONCE", 48)
 
 
 def build(name: str) -> torch.nn.Module:

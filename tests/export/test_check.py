@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from espnet_fastformer.export.check import compare
-from espnet_fastformer.export.experiment import load_experiment
+from espnet_fastformer.export.exportable import load_exportable
 from tests.inference.models import CHARACTERS, TRANSDUCER, make_experiment
 
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):
     exp = make_experiment(tmp_path_factory.mktemp("check") / "exp")
-    return load_experiment(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
+    return load_exportable(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
 
 
 def test_experiment(experiment):
@@ -23,7 +23,7 @@ def test_experiment(experiment):
 
 def test_metadata_tell_what_a_program_needs(tmp_path):
     exp = make_experiment(tmp_path / "exp", speech_volume_normalize=0.5, **TRANSDUCER)
-    metadata = load_experiment(
+    metadata = load_exportable(
         exp / "config.yaml", exp / "valid.cer_ctc.ave.pth"
     ).metadata
     # The first is what CTC was trained with.
@@ -84,7 +84,7 @@ def test_difference_is_that_of_probabilities(experiment):
 def test_lengths_are_those_that_a_file_takes(encoder_conf, frontend_conf, tmp_path):
     frontend_conf = {"n_fft": 512, "hop_length": 160, "n_mels": 20} | frontend_conf
     exp = make_experiment(tmp_path / "exp", encoder_conf, frontend_conf=frontend_conf)
-    model = load_experiment(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
+    model = load_exportable(exp / "config.yaml", exp / "valid.cer_ctc.ave.pth")
     lengths = []
 
     def watched(feats, feats_lengths):

@@ -5,11 +5,11 @@ from espnet2.asr.ctc import CTC
 from espnet2.asr.preencoder.linear import LinearProjection
 from espnet2.layers.global_mvn import GlobalMVN
 
-from espnet_fastformer.export.formats import WRITERS
 from espnet_fastformer.export.kinds import KINDS
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
 from espnet_fastformer.export.streaming import BATCH_DIMS, INPUTS, StreamingCTCEncoder
+from espnet_fastformer.export.writers import WRITERS
 from tests.encoder.encoders import BLOCK_TYPES, FEATURES, build, features
 
 MIXERS = ("fastformer", "aft-simple", "aft-conv", "aft-local")

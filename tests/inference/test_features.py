@@ -9,7 +9,6 @@ from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
 from espnet_fastformer.encoder.input_layer import SUBSAMPLING
-from espnet_fastformer.inference import features
 from espnet_fastformer.inference.features import (
     TooShortError,
     extract_features,
@@ -17,6 +16,7 @@ from espnet_fastformer.inference.features import (
     normalize_features,
     prepare_recording,
 )
+from espnet_fastformer.layers import pieces
 from tests.encoder.encoders import FEATURES, build
 from tests.inference.models import CONVOLUTIONS
 from tests.layers.memory import allocated
@@ -28,7 +28,7 @@ WPE = {"use_wpe": True, "wlayers": 1, "wunits": 8, "wprojs": 8}
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(features, "FRAMES_AT_ONCE", 7)
+    monkeypatch.setattr(pieces, "FRAMES_AT_ONCE", 7)
 
 
 @pytest.mark.parametrize(

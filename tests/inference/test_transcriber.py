@@ -6,11 +6,11 @@ import sentencepiece
 import torch
 from espnet2.bin.asr_inference import Speech2Text
 
-from espnet_fastformer.encoder import input_layer
 from espnet_fastformer.inference import features
 from espnet_fastformer.inference import transcriber as module
 from espnet_fastformer.inference.experiment import find_model_file
 from espnet_fastformer.inference.transcriber import Transcriber
+from espnet_fastformer.layers import pieces
 from tests.inference.models import (
     CONVOLUTIONS,
     TRANSDUCER,
@@ -74,8 +74,7 @@ def test_pieces_say_what_the_whole_says(encoder, subsampling, tmp_path, monkeypa
     text = "".join(model.token_list[t] for t in expected).replace("<space>", " ")
     assert len(text.split()) > 5
 
-    monkeypatch.setattr(features, "FRAMES_AT_ONCE", 70)
-    monkeypatch.setattr(input_layer, "FRAMES_AT_ONCE", 50)
+    monkeypatch.setattr(pieces, "FRAMES_AT_ONCE", 70)
     monkeypatch.setattr(module, "_PAUSE", 6)
     assert transcriber(speech).text == " ".join(text.split())
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from espnet_fastformer.cpu.fastformer import FoldedFastSelfAttention
 from espnet_fastformer.layers import reference
 from espnet_fastformer.layers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
 from espnet_fastformer.layers.fastformer import FastSelfAttention
@@ -30,9 +31,8 @@ AFT_LAYERS = {
     "conv-wide": partial(AFTConv, attention_heads=SIZE, kernel_size=151),
 }
 MIXERS = {
-    "fastformer": lambda size, dropout_rate: FastSelfAttention(
-        size, HEADS, dropout_rate
-    ),
+    "fastformer": partial(FastSelfAttention, attention_heads=HEADS),
+    "fastformer-folded": partial(FoldedFastSelfAttention, attention_heads=HEADS),
     **AFT_LAYERS,
 }
 

@@ -8,7 +8,7 @@ from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAtt
 from espnet2.layers.create_adapter import create_adapter
 from torch.func import functional_call
 
-from espnet_fastformer.layers.fastformer import FastSelfAttention
+from espnet_fastformer.cpu.fastformer import FoldedFastSelfAttention
 
 from .checks import HEADS, MIXERS, SIZE, assert_near, build, mask_of, random_inputs
 
@@ -68,7 +68,7 @@ def test_lora_is_a_low_rank_update(name, frames):
 
 
 def test_dropout_of_an_adapter_is_drawn_for_each_frame():
-    layer = FastSelfAttention(SIZE, HEADS, 0.0).double()
+    layer = FoldedFastSelfAttention(SIZE, HEADS, 0.0).double()
     theirs = ESPnetFastSelfAttention(SIZE, HEADS, 0.0).double()
     theirs.load_state_dict(layer.state_dict())
     ours = adapt(layer, dropout_rate=0.5)
@@ -85,7 +85,7 @@ def test_dropout_of_an_adapter_is_drawn_for_each_frame():
 
 def test_lora_under_autocast_to_bfloat16():
     """ESPnet's own module has no mask for it."""
-    adapted = adapt(FastSelfAttention(SIZE, HEADS, 0.0)).float()
+    adapted = adapt(FoldedFastSelfAttention(SIZE, HEADS, 0.0)).float()
     x = torch.randn(2, 70, SIZE)
     mask = mask_of([70, 33], 70)
     expected = adapted(x, mask)

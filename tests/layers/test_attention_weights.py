@@ -7,7 +7,7 @@ from espnet_fastformer.layers.fastformer import FastSelfAttention
 
 from .checks import AFT_LAYERS, SIZE, build, mask_of, position_bias, random_inputs
 
-MIXERS = ["fastformer", *AFT_LAYERS]
+MIXERS = ["fastformer", "fastformer-folded", *AFT_LAYERS]
 LENGTHS = [150, 97, 1, 0]
 
 

@@ -11,6 +11,7 @@ from espnet2.asr.layers.fastformer import FastSelfAttention as ESPnetFastSelfAtt
 from espnet2.torch_utils.initialize import initialize
 from typeguard import TypeCheckError
 
+from espnet_fastformer.cpu.fastformer import FoldedFastSelfAttention
 from espnet_fastformer.layers.fastformer import FastSelfAttention
 
 from .checks import assert_near, evaluate, mask_of
@@ -19,9 +20,14 @@ SIZE = 16
 HEADS = 4
 
 
-def pair(device="cpu", dropout_rate: float = 0.1):
+@pytest.fixture(params=[FastSelfAttention, FoldedFastSelfAttention])
+def kind(request):
+    return request.param
+
+
+def pair(kind, device="cpu", dropout_rate: float = 0.1):
     """Ours and ESPnet's with the same random weights, in evaluation mode."""
-    ours = FastSelfAttention(SIZE, HEADS, dropout_rate)
+    ours = kind(SIZE, HEADS, dropout_rate)
     theirs = ESPnetFastSelfAttention(SIZE, HEADS, dropout_rate)
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -32,8 +38,8 @@ def pair(device="cpu", dropout_rate: float = 0.1):
 @pytest.mark.parametrize("frames", [1, 2, 15, 16, 17, 100])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("training", [False, True])
-def test_output_and_gradients_equal_espnet(frames, masked, training, device):
-    ours, theirs = pair(device, dropout_rate=0.0 if training else 0.1)
+def test_output_and_gradients_equal_espnet(frames, masked, training, device, kind):
+    ours, theirs = pair(kind, device, dropout_rate=0.0 if training else 0.1)
     ours.train(training)
     theirs.train(training)
     x = torch.randn(3, frames, SIZE, device=device)
@@ -45,8 +51,8 @@ def test_output_and_gradients_equal_espnet(frames, masked, training, device):
         assert_near(actual[name], value, 1e-5)
 
 
-def test_weights_move_both_ways(device):
-    ours, theirs = pair(device)
+def test_weights_move_both_ways(device, kind):
+    ours, theirs = pair(kind, device)
     x = torch.randn(2, 20, SIZE, device=device)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -56,8 +62,8 @@ def test_weights_move_both_ways(device):
     assert_near(theirs(x, None), expected, 1e-5)
 
 
-def test_attributes_and_heads_are_espnets():
-    ours, theirs = pair()
+def test_attributes_and_heads_are_espnets(kind):
+    ours, theirs = pair(kind)
     assert isinstance(ours, ESPnetFastSelfAttention)
     assert ours.attention_head_size == theirs.attention_head_size == SIZE // HEADS
     assert ours.num_attention_heads == theirs.num_attention_heads == HEADS
@@ -65,9 +71,9 @@ def test_attributes_and_heads_are_espnets():
     assert torch.equal(ours.transpose_for_scores(x), theirs.transpose_for_scores(x))
 
 
-def test_dropout_has_espnets_distribution():
+def test_dropout_has_espnets_distribution(kind):
     """Mean and covariance of the output over many independent dropout masks."""
-    ours, theirs = (layer.train() for layer in pair(dropout_rate=0.3))
+    ours, theirs = (layer.train() for layer in pair(kind, dropout_rate=0.3))
     samples, frames = 40_000, 3
     x = torch.randn(1, frames, SIZE).expand(samples, -1, -1)
     mask = mask_of([frames - 1], frames).expand(samples, -1, -1)
@@ -87,8 +93,8 @@ def test_dropout_has_espnets_distribution():
 
 
 @pytest.mark.parametrize("name", ["query_att", "key_att"])
-def test_padding_stays_out_however_low_the_scores(name):
-    ours, _ = pair()
+def test_padding_stays_out_however_low_the_scores(name, kind):
+    ours, _ = pair(kind)
     ours.double()
     x = torch.randn(2, 30, SIZE, dtype=torch.float64)
     mask = mask_of([30, 3], 30)
@@ -109,8 +115,8 @@ def branchformer_layer(attention):
 
 @pytest.mark.parametrize("build_block", [e_branchformer_layer, branchformer_layer])
 @pytest.mark.parametrize("with_positions", [False, True])
-def test_inside_espnets_blocks(build_block, with_positions, device):
-    ours, theirs = pair(device)
+def test_inside_espnets_blocks(build_block, with_positions, device, kind):
+    ours, theirs = pair(kind, device)
     block = build_block(theirs).to(device).eval()
     replaced = copy.deepcopy(block)
     replaced.attn = ours
@@ -126,9 +132,9 @@ def test_inside_espnets_blocks(build_block, with_positions, device):
 
 @pytest.mark.parametrize("build_block", [e_branchformer_layer, branchformer_layer])
 @pytest.mark.parametrize("use_autocast", [False, True])
-def test_bfloat16_inside_espnets_blocks(build_block, use_autocast, device):
+def test_bfloat16_inside_espnets_blocks(build_block, use_autocast, device, kind):
     """ESPnet's own attention raises TypeError here."""
-    ours, _ = pair(device)
+    ours, _ = pair(kind, device)
     block = build_block(ours).to(device)
     x = torch.randn(2, 30, SIZE, device=device)
     mask = mask_of([30, 13], 30, device)

@@ -122,7 +122,7 @@ def test_spectral_norm(name):
 
 @pytest.mark.parametrize("where", ["forward", "forward_pre", "full_backward"])
 def test_hooks_of_all_modules_see_fastformers_maps(where):
-    layer = build("fastformer").eval()
+    layer = build("fastformer-folded").eval()
     x = torch.randn(2, 70, SIZE, requires_grad=True)
     seen = []
     register = getattr(torch_module, f"register_module_{where}_hook")
@@ -162,7 +162,7 @@ def test_replica_equals_the_layer(name):
 
 def test_dropout_alone_in_training():
     """As for uncertainty from many passes at inference."""
-    layer = build("fastformer", dropout_rate=0.5).eval()
+    layer = build("fastformer-folded", dropout_rate=0.5).eval()
     x = random_inputs(layer, 1, 70, dtype=torch.float32)[0]
     layer.dropout.train()
     # The transform's output is dropped as well: each frame has zeros of its own.
@@ -232,7 +232,9 @@ def test_transforms(name, frames):
     torch.testing.assert_close(torch.func.vmap(call)(*both), each)
 
 
-@pytest.mark.parametrize("name", ["fastformer", "conv", "full-dense"])
+@pytest.mark.parametrize(
+    "name", ["fastformer", "fastformer-folded", "conv", "full-dense"]
+)
 def test_second_derivatives(name):
     layer = build(name).double()
     inputs = random_inputs(layer, 1, 4)

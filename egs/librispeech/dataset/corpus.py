@@ -1,5 +1,7 @@
 """LibriSpeech's directory layout, read and checked.
 
+ESPnet3's reader passes over a transcript without audio, and opens none before training.
+
 One directory a chapter holds the audio and one transcript file::
 
     SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac

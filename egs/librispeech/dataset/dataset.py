@@ -1,4 +1,7 @@
-"""The dataset that ESPnet3 trains and tests on."""
+"""The dataset that ESPnet3 trains and tests on.
+
+That of ESPnet3's own recipe has no names of utterances to decode by.
+"""
 
 from __future__ import annotations
 

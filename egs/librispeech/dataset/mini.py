@@ -1,4 +1,7 @@
-"""Mini LibriSpeech: five hours of LibriSpeech to train on, from OpenSLR."""
+"""Mini LibriSpeech: five hours of LibriSpeech to train on, from OpenSLR.
+
+ESPnet3 has no recipe for it, and downloads that cannot go on where they stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sentences in the manner of read books, from a grammar of a few hundred words."""
+"""Sentences in the manner of read books, from a grammar of a few hundred words.
+
+ESPnet brings no text to be read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """A small corpus of synthetic speech, made offline.
 
+ESPnet's corpora are downloads, or a handful of utterances.
+
 One voice reads generated sentences. It turns into another speaker by reading
 ``1 / ratio`` times as fast and being played ``ratio`` times as fast, which moves pitch
 and formants and keeps the tempo.

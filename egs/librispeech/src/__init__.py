@@ -1,5 +1,1 @@
-"""The recipe's code. With it comes the encoder ``mixed``, for comparisons."""
-
-from .mixed_encoder import register
-
-register()
+"""The recipe's code."""

@@ -1,4 +1,8 @@
-"""What is done at the start of a training and of its epochs, and at its end."""
+"""What is done at the start of a training and of its epochs, and at its end.
+
+ESPnet3 resumes from a checkpoint, but draws other numbers then, averages without the
+last epoch, and leaves broken files where it is stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Find what is wrong with a training config before anything has started."""
+"""Find what is wrong with a training config before anything has started.
+
+ESPnet takes the values of a file as they are, and fails where it uses them.
+"""
 
 from __future__ import annotations
 

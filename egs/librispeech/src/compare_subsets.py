@@ -1,4 +1,7 @@
-"""What would make error rates say little, found by comparing subsets of a corpus."""
+"""What would make error rates say little, found by comparing subsets of a corpus.
+
+ESPnet trains and tests on whatever it is given.
+"""
 
 from __future__ import annotations
 

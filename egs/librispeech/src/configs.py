@@ -1,4 +1,7 @@
-"""The ESPnet3 configs that the stages run with."""
+"""The ESPnet3 configs that the stages run with.
+
+ESPnet3 reads one config a stage; these are made of a command line and ESPnet2's files.
+"""
 
 from __future__ import annotations
 
@@ -282,19 +285,11 @@ def _training(
                 "model_type": options.token_type,
                 "vocab_size": options.nbpe,
                 "save_path": str(tokenizer_dir),
-                "text_builder": {"splits": corpus.subsets["train"]},
             },
-            "parallel": _dask_workers(options.nj),
+            "parallel": {"n_workers": options.nj},
             "trainer": trainer,
         },
     )
-
-
-def _dask_workers(number: int) -> dict[str, Any] | None:
-    if number == 1:
-        return None
-    options = {"threads_per_worker": 1, "dashboard_address": None}
-    return {"env": "local", "n_workers": number, "options": options}
 
 
 def _exp_tag(

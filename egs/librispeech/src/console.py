@@ -1,4 +1,7 @@
-"""What a run says, and how."""
+"""What a run says, and how.
+
+ESPnet3 shows all that its libraries log, and a traceback for every mistake.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """ESPnet2's training and decoding options, as ESPnet3 wants them.
 
-The files in ``conf/`` are ESPnet2's. The recipe reads the very same files, through
-ESPnet2's own parser, and puts each option where ESPnet3 keeps it.
+ESPnet3 does not read the files in ``conf/``, which are ESPnet2's. The recipe reads the
+very same files, through ESPnet2's own parser, and puts each option where ESPnet3 keeps
+it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""How the stages run a model over a dataset."""
+"""How the stages run a model over a dataset.
+
+ESPnet3 shows whole shards as progress, and starts a cluster for a single worker.
+"""
 
 from __future__ import annotations
 
 from espnet3.components.data.collect_stats import CollectStatsRunner
 from espnet3.parallel import base_runner
+from espnet3.parallel.parallel import get_parallel_config
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
 from tqdm import tqdm
 
@@ -24,6 +28,13 @@ class _ProgressBar:
         bar = tqdm(items, desc=cls.desc, unit="batch", disable=None)
         return super()._run_one_shard(shard_id, bar, env)
 
+    def _run_parallel_dask(self, shards):
+        # ESPnet3 starts a Dask cluster even for one local worker, which takes half a
+        # minute to come and go.
+        if get_parallel_config().n_workers == 1:
+            return self._run_local(shards)
+        return super()._run_parallel_dask(shards)
+
 
 class StatsRunner(_ProgressBar, CollectStatsRunner):
     """Runner of the ``collect_stats`` stage."""
@@ -35,8 +46,3 @@ class InferenceRunner(_ProgressBar, ASRInferenceRunner):
     """Runner of the ``infer`` stage."""
 
     desc = "decode"
-
-    def _run_parallel_dask(self, shards):
-        # ESPnet3 starts a Dask cluster even for one local worker, which takes half a
-        # minute to come and go.
-        return self._run_local(shards)

@@ -1,4 +1,7 @@
-"""The parameters of another model to start a training from."""
+"""The parameters of another model to start a training from.
+
+ESPnet3 has no ``--init_param``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The training step of a process that has a share of each batch."""
+"""The training step of a process that has a share of each batch.
+
+ESPnet3 weighs the shares of all processes alike, and logs the loss of the first one's.
+"""
 
 from __future__ import annotations
 

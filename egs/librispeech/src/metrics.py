@@ -1,4 +1,7 @@
-"""Word and character error rates with all the columns of ESPnet's RESULTS.md."""
+"""Word and character error rates with all the columns of ESPnet's RESULTS.md.
+
+ESPnet3 counts them, and gives the rates alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is left of an experiment for people to look at."""
+"""What is left of an experiment for people to look at.
+
+ESPnet3 leaves ``metrics.json`` and event files; ESPnet2 has RESULTS.md and curves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import torch
 from espnet3.utils.logging_utils import get_git_metadata
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import espnet_fastformer
@@ -46,20 +49,7 @@ def record_command(exp_dir: Path) -> None:
         write_at_once("\n".join([*commands, command, ""]), file)
 
 
-def read_record(subset: Path) -> DictConfig:
-    """Return what a decoded subset was made from.
-
-    Args:
-        subset: Its directory.
-    """
-    file = subset / MADE_FROM
-    if file.is_file():
-        return OmegaConf.load(file)
-    # It was decoded by an earlier version.
-    return OmegaConf.create({"checkpoint": None, "config": {"model": None}})
-
-
-def write_results(exp_dir: Path, checkpoint: str | None) -> str:
+def write_results(exp_dir: Path, checkpoint: str) -> str:
     """Write ``RESULTS.md``, the scores of what a model has decoded, in ESPnet's style.
 
     Args:
@@ -78,7 +68,7 @@ def write_results(exp_dir: Path, checkpoint: str | None) -> str:
                 metric: {
                     subset: values
                     for subset, values in subsets.items()
-                    if read_record(path.parent / subset).checkpoint == checkpoint
+                    if _decoded_by(path.parent / subset) == checkpoint
                 }
                 for metric, subsets in json.loads(path.read_text("utf-8")).items()
             }
@@ -202,6 +192,10 @@ def read_scalars(directory: Path) -> dict[str, dict[int, float]]:
         for name in events.Tags()["scalars"]:
             curves[name].update((e.step, e.value) for e in events.Scalars(name))
     return curves
+
+
+def _decoded_by(subset: Path) -> str:
+    return OmegaConf.load(subset / MADE_FROM).checkpoint
 
 
 def _machine() -> str:

@@ -1,4 +1,7 @@
-"""ESPnet's decoding, with what a study needs beside it."""
+"""ESPnet's decoding, also greedy, through windows and in chunks.
+
+ESPnet's search takes the square of a recording's length, and sees all of it at once.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 from espnet_fastformer.inference.ctc import collapse, silent_tokens
 from espnet_fastformer.inference.features import least_samples
 from espnet_fastformer.inference.model import sampling_rate
-
-from .windowed_encoder import WindowedEncoder
+from espnet_fastformer.inference.windows import encode_in_windows
 
 logger = logging.getLogger(__name__)
 
@@ -126,3 +128,34 @@ class LongSpeech2Text(Speech2Text):
         # ESPnet takes the end off every hypothesis but a transducer's.
         end = [] if model.use_transducer_decoder else [model.eos]
         return self._hyps_to_results([Hypothesis([model.sos, *tokens, *end])])
+
+
+class WindowedEncoder(torch.nn.Module):
+    """Runs an encoder over windows, in the place of that encoder in ESPnet's model.
+
+    Args:
+        encoder: One of ESPnet's whose input layer has no padding.
+        window: Output frames of a window.
+    """
+
+    def __init__(self, encoder: torch.nn.Module, window: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.window = window
+        # ESPnet's model passes on its CTC output if this says so.
+        self.interctc_use_conditioning = getattr(
+            encoder, "interctc_use_conditioning", False
+        )
+
+    def forward(
+        self, feats: torch.Tensor, lengths: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Encode features (1, T, F) into (1, T', D), without intermediate outputs.
+
+        Raises:
+            ValueError: There are several utterances.
+        """
+        if len(feats) > 1:
+            raise ValueError("pooling_window needs batch_size: 1")
+        out = encode_in_windows(self.encoder, feats, self.window, **options)
+        return out, lengths.new_tensor([out.size(1)]), None

@@ -1,4 +1,7 @@
-"""The guard of a training against what is no number."""
+"""The guard of a training against what is no number.
+
+ESPnet3 skips batches whose loss is none, does not name them, and checks no gradient.
+"""
 
 from __future__ import annotations
 

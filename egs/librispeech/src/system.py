@@ -1,4 +1,7 @@
-"""ESPnet3's ASR system, made to go on from where it was stopped."""
+"""ESPnet3's ASR system, made to go on from where it was stopped.
+
+ESPnet3 keeps, repeats or refuses what is there, whatever that was made from.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from espnet3.components.data import collect_stats as collect_stats_module
 from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
 from espnet3.systems.esp2_asr.inference import ASRInferenceRunner
+from espnet3.systems.esp2_asr.src.tokenizers.sentencepiece import train_sentencepiece
 from espnet3.systems.esp2_asr.system import ASRSystem
 from espnet3.utils import publication_utils
 from espnet3.utils.task_utils import save_espnet_config
@@ -40,14 +44,7 @@ from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import (
-    MADE_FROM,
-    error_rates,
-    read_record,
-    record_command,
-    write_results,
-)
-from .tokenizer import gather_training_text
+from .report import MADE_FROM, error_rates, record_command, write_results
 
 logger = logging.getLogger(__name__)
 
@@ -109,36 +106,33 @@ class LibriSpeechSystem(ASRSystem):
         """Write ``tokens.txt``: characters, or byte pairs trained by SentencePiece."""
         self._reject_stage_args("train_tokenizer", args, kwargs)
         self._require("create_dataset")
+        utterances = _utterances(
+            self.training_config, self.training_config.dataset.train
+        )
+        new_text = "\n".join(utterance.text for utterance in utterances)
         config = self.training_config.tokenizer
         directory = Path(config.save_path)
-        source = {k: v for k, v in config.text_builder.items() if k != "func"}
-        new_text = "\n".join(gather_training_text(**source))
-        text = Path(config.train_file)
+        text = directory / "train.txt"
         if self._has_tokenizer() and text.is_file():
             if text.read_text(encoding="utf-8") == new_text:
                 return
-        # ESPnet3 refuses to start over with what is there, of another corpus or of a
-        # run that was stopped. The tokens go last: they are nothing without their text.
-        model = [f"{config.model_type}.{suffix}" for suffix in ("model", "vocab")]
-        for name in (text.name, *model, "tokens.txt"):
+        # What is there is of another corpus or of a run that was stopped. The tokens go
+        # last: they are nothing without their text.
+        for name in (text.name, "bpe.model", "bpe.vocab", "tokens.txt"):
             (directory / name).unlink(missing_ok=True)
-        if config.model_type != "char":
-            # ESPnet3 moves what SentencePiece writes from the working directory.
-            with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
-                # SentencePiece takes a comma for the end of a name.
-                directory.mkdir(parents=True, exist_ok=True)
-                Path(text.name).symlink_to(text)
-                config.train_file = text.name
-                try:
-                    super().train_tokenizer()
-                except RuntimeError as error:
-                    raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
-                finally:
-                    config.train_file = str(text)
-            return
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(new_text, encoding="utf-8")
-        _write_characters(text, directory / "tokens.txt")
+        if config.model_type == "char":
+            _write_characters(text, directory / "tokens.txt")
+            return
+        # ESPnet3 moves what SentencePiece writes from the working directory.
+        with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+            # SentencePiece takes a comma for the end of a name.
+            Path(text.name).symlink_to(text)
+            try:
+                train_sentencepiece(text.name, directory, config.vocab_size)
+            except RuntimeError as error:
+                raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
 
     def collect_stats(self, *args, **kwargs) -> None:
         """Collect the mean and variance of the features, and all lengths."""
@@ -148,18 +142,10 @@ class LibriSpeechSystem(ASRSystem):
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
         for subset in subsets:
             utterances = _utterances(config, config.dataset[subset.name])
-            _discard_unless_made_from(
-                subset,
-                {"utterances": digest(utterances)},
-                # Earlier versions kept no record.
-                accept=_count_lines(subset / "token_shape") == len(utterances),
-            )
+            _discard_unless_made_from(subset, {"utterances": digest(utterances)})
         if all((subset / "token_shape").is_file() for subset in subsets):
             return
-        _discard_other_shards(
-            subsets, config.parallel.n_workers if config.parallel else 1
-        )
-        _unlock(subsets)
+        _discard_other_shards(subsets, config.parallel.n_workers)
         collect_stats_module.CollectStatsRunner = StatsRunner
         # ESPnet3 removes the normalization from the config, which training needs.
         self.training_config = copy.deepcopy(config)
@@ -192,7 +178,7 @@ class LibriSpeechSystem(ASRSystem):
             _check_space(self.exp_dir, checkpoint)
         training_module.ESPnetLightningModule = SharedBatchModule
         training_module.save_espnet_config = _save_config
-        with _explain_full_disk(self.exp_dir), _refuse_other_model(checkpoint):
+        with _explain_full_disk(self.exp_dir):
             super().train()
 
     def infer(self, *args, **kwargs) -> None:
@@ -216,7 +202,6 @@ class LibriSpeechSystem(ASRSystem):
             if _discard_unless_made_from(subset, made_from):
                 # They are scores of what is no more.
                 (directory / "metrics.json").unlink(missing_ok=True)
-        _unlock(subsets)
         super().infer()
 
     def measure(self, *args, **kwargs) -> dict:
@@ -351,39 +336,28 @@ def _utterances(
     ]
 
 
-def _count_lines(path: Path) -> int | None:
-    return len(path.read_text().splitlines()) if path.is_file() else None
-
-
-def _discard_unless_made_from(
-    directory: Path, made_from: Mapping[str, Any], accept: bool = False
-) -> bool:
+def _discard_unless_made_from(directory: Path, made_from: Mapping[str, Any]) -> bool:
     """Remove a directory that was made from something else, and record what this is.
 
     Args:
         directory: What a stage writes for one subset.
         made_from: All that decides what it writes.
-        accept: Whether to take over what there is no record of.
 
     Returns:
         Whether it was removed.
     """
     text = OmegaConf.to_yaml(OmegaConf.create(dict(made_from)))
     record = directory / MADE_FROM
-    if record.is_file():
-        accept = record.read_text(encoding="utf-8") == text
-    discarded = not accept and directory.is_dir()
-    if discarded:
-        shutil.rmtree(directory, ignore_errors=True)
-    if not record.is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        record.write_text(text, encoding="utf-8")
+    if record.is_file() and record.read_text(encoding="utf-8") == text:
+        return False
+    discarded = directory.is_dir()
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    record.write_text(text, encoding="utf-8")
     return discarded
 
 
-def _find_decoded_alike(
-    directory: Path, names: Sequence[str]
-) -> tuple[str | None, list[Any]]:
+def _find_decoded_alike(directory: Path, names: Sequence[str]) -> tuple[str, list[Any]]:
     """Find what the model and the search of these subsets have decoded beside them.
 
     Args:
@@ -399,7 +373,7 @@ def _find_decoded_alike(
     alike: dict[str, list[str]] = {}
     records = {}
     for text in sorted(directory.glob("*/text.scp")):
-        record = records[text.parent.name] = read_record(text.parent)
+        record = records[text.parent.name] = OmegaConf.load(text.parent / MADE_FROM)
         key = OmegaConf.to_yaml(
             {"checkpoint": record.checkpoint, "model": record.config.model}
         )
@@ -480,9 +454,6 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
         if rank_zero_only.rank == 0:
             write_at_once(json.dumps(settings, indent=1), record)
         return
-    if not record.is_file():
-        # An earlier version has started the training.
-        return
     before = json.loads(record.read_text(encoding="utf-8"))
     changed = [
         f"{name} ({before.get(name)} before, {settings.get(name)} now)"
@@ -513,39 +484,6 @@ def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
             shards = []
         if len(shards) != number:
             shutil.rmtree(directory)
-
-
-@contextlib.contextmanager
-def _refuse_other_model(checkpoint: Path | None) -> Iterator[None]:
-    """Leave a model as it was if training does not go on with its config.
-
-    ESPnet3 writes ``config.yaml`` before it reads the checkpoint.
-    """
-    if checkpoint is None:
-        yield
-        return
-    config_file = checkpoint.with_name("config.yaml")
-    # The other processes may find the new one here already.
-    is_first = rank_zero_only.rank == 0
-    config = config_file.read_bytes() if is_first else b""
-    try:
-        yield
-    except RuntimeError as error:
-        if "loading state_dict" not in str(error):
-            raise
-        if is_first:
-            config_file.write_bytes(config)
-        raise ValueError(
-            f"{checkpoint} is of another model than this config: give the config that "
-            f"it was trained with, or another --exp_dir or --exp_tag. {error}"
-        ) from error
-
-
-def _unlock(directories: Iterable[Path]) -> None:
-    """Remove what keeps ESPnet3 from going on with the work of a killed run."""
-    for directory in directories:
-        for lock in directory.glob("**/lock"):
-            lock.unlink()
 
 
 def _write_requirement(bundle: Path) -> None:

@@ -417,14 +417,6 @@ def test_any_name_of_a_directory_is_read_back(recipe):
     recipe.build()
     assert recipe.is_built()
     assert len(recipe.names()) == 4
-    # As earlier versions wrote it.
-    for path in (recipe.data_dir / "manifest").iterdir():
-        text = path.read_text()
-        assert '""tab\t' in text
-        path.write_text(text.replace('""', "\0").replace('"', "").replace("\0", '"'))
-    assert not recipe.is_built()
-    recipe.build()
-    assert recipe.is_built()
 
 
 def test_manifest_of_a_version_that_did_not_decode_is_not_believed(recipe, opened):

@@ -1,20 +1,17 @@
 """What the recipe's callbacks say and do."""
 
-import importlib
 import os
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-from .conftest import RECIPE_DIR
+from src import callbacks
 
 
 @pytest.fixture
-def check_schedule(monkeypatch):
+def check_schedule():
     """Start a training of 100 updates with a scheduler."""
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    callback = importlib.import_module("src.callbacks").CheckSchedule()
+    callback = callbacks.CheckSchedule()
 
     def start(scheduler, ckpt_path=None):
         trainer = SimpleNamespace(
@@ -41,9 +38,6 @@ def test_schedule_of_another_length_is_warned_of(check_schedule, caplog):
 
 
 def test_average_is_copied_where_there_are_no_links(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    callbacks = importlib.import_module("src.callbacks")
-
     def refuse(*args, **options):
         raise PermissionError("exFAT has no links")
 

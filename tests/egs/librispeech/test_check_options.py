@@ -1,11 +1,11 @@
 """What is wrong with a config or a command is said at once, by its name."""
 
-import importlib
-import importlib.util
 import re
 
 import pytest
 import yaml
+from src.check_options import check_asr_options
+from src.espnet2_config import parse_asr_config
 
 from .conftest import RECIPE_DIR
 
@@ -21,14 +21,6 @@ CONFIG = {
     "scheduler": "steplr",
     "scheduler_conf": {"step_size": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def main():
-    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 @pytest.fixture
@@ -224,6 +216,4 @@ def test_wrong_decoding_config_is_named(error, tmp_path_factory, text, words):
     "path", sorted(CONF_DIR.glob("train_*.yaml")), ids=lambda path: path.stem
 )
 def test_every_config_passes(monkeypatch, path):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    args = importlib.import_module("src.espnet2_config").parse_asr_config(path)
-    importlib.import_module("src.check_options").check_asr_options(args, path)
+    check_asr_options(parse_asr_config(path), path)

@@ -3,16 +3,12 @@
 import shutil
 
 import pytest
-
-from .conftest import RECIPE_DIR
+from src.compare_subsets import compare_subsets
 
 
 @pytest.fixture
-def warnings(an4_corpus, dataset_module, tmp_path, monkeypatch):
+def warnings(an4_corpus, dataset_module, tmp_path):
     """Compare a copy of AN4, changed before, and return what is said of it."""
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    from src.compare_subsets import compare_subsets
-
     root = tmp_path / "corpus"
     shutil.copytree(an4_corpus.source_dir, root)
 

@@ -1,51 +1,30 @@
 """What a run says on its console, and before it starts."""
 
-import importlib
-import importlib.util
 import logging
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+import run
+from src import console
 from tqdm import tqdm
 
 from .conftest import RECIPE_DIR
 
 
-@pytest.fixture
-def console(monkeypatch):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    return importlib.import_module("src.console")
+def test_help_does_not_wait_for_pytorch():
+    command = [sys.executable, "-X", "importtime", RECIPE_DIR / "run.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith("usage: run.py ")
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    assert "argparse" in imported and "torch" not in imported
 
 
-@pytest.mark.parametrize("program", ["run.py", "study.py"])
-def test_help_does_not_wait_for_pytorch(program):
-    code = (
-        "import runpy, sys\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules)"
-    )
-    code = f"import sys; sys.argv = {[str(RECIPE_DIR / program), '--help']}\n{code}"
-    command = [sys.executable, "-c", code]
-    output = subprocess.run(command, capture_output=True, text=True).stdout
-    assert output.startswith("usage: ")
-    assert output.splitlines()[-1] == "False"
-
-
-@pytest.fixture(scope="module")
-def check_launcher():
-    spec = importlib.util.spec_from_file_location("recipe_run", RECIPE_DIR / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def check(environ, **numbers):
-        options = {"ngpu": None, "nproc": 1, "num_nodes": 1, **numbers}
-        module.check_launcher(SimpleNamespace(**options), environ)
-        return environ
-
-    return check
+def check_launcher(environ, **numbers):
+    options = {"ngpu": None, "nproc": 1, "num_nodes": 1, **numbers}
+    run.check_launcher(SimpleNamespace(**options), environ)
+    return environ
 
 
 @pytest.mark.parametrize(
@@ -56,7 +35,7 @@ def check_launcher():
         {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
     ],
 )
-def test_one_process_has_no_rank(check_launcher, environ):
+def test_one_process_has_no_rank(environ):
     assert check_launcher({"PATH": "", **environ}) == {"PATH": ""}
 
 
@@ -70,7 +49,7 @@ def test_one_process_has_no_rank(check_launcher, environ):
         ({"SLURM_PROCID": "0"}, {"ngpu": 4}),
     ],
 )
-def test_ranks_of_processes_that_train_together_stay(check_launcher, environ, numbers):
+def test_ranks_of_processes_that_train_together_stay(environ, numbers):
     assert check_launcher(dict(environ), **numbers) == environ
 
 
@@ -82,12 +61,12 @@ def test_ranks_of_processes_that_train_together_stay(check_launcher, environ, nu
         ({"TORCHELASTIC_RUN_ID": "", "RANK": "0", "WORLD_SIZE": "4"}, {}),
     ],
 )
-def test_ranks_of_other_processes_are_refused(check_launcher, environ, numbers):
+def test_ranks_of_other_processes_are_refused(environ, numbers):
     with pytest.raises(ValueError, match="in the environment: this is one of several"):
         check_launcher(environ, **numbers)
 
 
-def test_bars_are_lines_off_a_terminal(console, capsys):
+def test_bars_are_lines_off_a_terminal(capsys):
     with tqdm(range(3), desc="work", file=console._Lines(), mininterval=0) as bar:
         for _ in bar:
             pass
@@ -97,7 +76,7 @@ def test_bars_are_lines_off_a_terminal(console, capsys):
     assert " 3/3 " in error.splitlines()[-1]
 
 
-def test_warning_is_said_once_and_error_without_traceback(console):
+def test_warning_is_said_once_and_error_without_traceback():
     handler = console._Console()
 
     def is_shown(level, message, **options):
@@ -114,7 +93,7 @@ def test_warning_is_said_once_and_error_without_traceback(console):
     assert not is_shown(logging.ERROR, "Stage 'train' failed", exc_info=error)
 
 
-def test_error_of_a_worker_is_said_without_its_traceback(console):
+def test_error_of_a_worker_is_said_without_its_traceback():
     message = (
         "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most "
         'recent call last):\n  File "x.py", line 1\nOSError: Cannot read a.flac: no\n'

@@ -74,24 +74,3 @@ def test_missing_corpus_names_the_directory(dataset_args, tmp_path):
 def test_archive_directory_is_accepted(an4_corpus, dataset_args, tmp_path):
     (tmp_path / "LibriSpeech").symlink_to(an4_corpus.source_dir)
     assert len(load(dataset_args, source_dir=tmp_path)) == 2
-
-
-def test_tokenizer_text_is_of_the_training_subsets(
-    an4_corpus, dataset_args, monkeypatch
-):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    from src.tokenizer import gather_training_text
-
-    del dataset_args["split"]
-    texts = gather_training_text(
-        recipe_dir=RECIPE_DIR,
-        splits=[an4_corpus.train, an4_corpus.valid],
-        **dataset_args,
-    )
-    assert texts == [
-        "YES",
-        "GO",
-        "START",
-        "ELEVEN SEVENTEEN FIFTY ONE",
-        "MARCH THIRD NINETEEN TWENTY EIGHT",
-    ]

@@ -1,28 +1,18 @@
 """ESPnet2's options on their way to ESPnet3."""
 
-import importlib.util
-
 import pytest
 import torch
 import yaml
 from hydra.utils import instantiate
+from src import espnet2_config
 
 from .conftest import RECIPE_DIR
 
 CONF_DIR = RECIPE_DIR.parents[1] / "conf"
 
 
-@pytest.fixture(scope="module")
-def espnet2_config():
-    path = RECIPE_DIR / "src" / "espnet2_config.py"
-    spec = importlib.util.spec_from_file_location("recipe_espnet2_config", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def convert(espnet2_config, tmp_path):
+def convert(tmp_path):
     """Convert an ESPnet2 training config given as a dict, and command line options."""
 
     def convert(config: dict, *options: str):
@@ -37,7 +27,7 @@ def convert(espnet2_config, tmp_path):
 @pytest.mark.parametrize(
     "path", sorted(CONF_DIR.glob("train_*.yaml")), ids=lambda path: path.stem
 )
-def test_every_config_is_converted(espnet2_config, path):
+def test_every_config_is_converted(path):
     espnet2 = yaml.safe_load(path.read_text())
     args = espnet2_config.parse_asr_config(path)
     config = espnet2_config.convert_training(args, on_gpu=False)
@@ -174,7 +164,7 @@ def test_option_that_espnet2_has_not_is_named(convert, capsys):
     assert "unrecognized arguments: encoder_config" in capsys.readouterr().err
 
 
-def test_decoding_config(espnet2_config, tmp_path):
+def test_decoding_config(tmp_path):
     path = tmp_path / "decode.yaml"
     path.write_text("beam_size: 5\nctc_weight: 0.4\nbatch_size: 8\n")
     assert espnet2_config.convert_inference(path) == {
@@ -194,14 +184,14 @@ def test_decoding_config(espnet2_config, tmp_path):
         ("num_left_chunks", "-1"),
     ],
 )
-def test_value_that_cannot_be_is_named(espnet2_config, tmp_path, key, value):
+def test_value_that_cannot_be_is_named(tmp_path, key, value):
     path = tmp_path / "decode.yaml"
     path.write_text(f"{key}: {value}\n")
     with pytest.raises(ValueError, match=f"{key} in .*decode.yaml must be"):
         espnet2_config.convert_inference(path)
 
 
-def test_decoding_that_espnet_has_not(espnet2_config, tmp_path):
+def test_decoding_that_espnet_has_not(tmp_path):
     path = tmp_path / "decode.yaml"
     path.write_text("best_path: true\nbeam_size: 1\n")
     assert espnet2_config.convert_inference(path)["model"] == {

@@ -1,20 +1,16 @@
 """What the recipe adds to ESPnet3's training module."""
 
-import importlib
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-from .conftest import RECIPE_DIR
+from src import lightning_module as module
 
 
 @pytest.mark.parametrize(
     ("use_tf32", "precision"), [(True, "high"), (False, "highest")]
 )
 def test_tf32_is_a_choice(monkeypatch, use_tf32, precision):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    module = importlib.import_module("src.lightning_module")
     monkeypatch.setattr(module.ESPnetLightningModule, "__init__", lambda *_: None)
     before = torch.get_float32_matmul_precision()
     try:

@@ -1,23 +1,14 @@
 """What is left of an experiment for people to look at."""
 
-import importlib
 import json
 
 import matplotlib.image
 import numpy as np
-import pytest
+from src import report
 from torch.utils.tensorboard import SummaryWriter
 
-from .conftest import RECIPE_DIR
 
-
-@pytest.fixture
-def report(monkeypatch):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    return importlib.import_module("src.report")
-
-
-def test_results_are_of_one_model(report, tmp_path, monkeypatch):
+def test_results_are_of_one_model(tmp_path, monkeypatch):
     values = {f"WER_{column}": 1 for column in report.COLUMNS}
     for decoding, subset, checkpoint in (
         ("beam", "test", "new"),
@@ -38,7 +29,7 @@ def test_results_are_of_one_model(report, tmp_path, monkeypatch):
     assert "|beam/test|" in text and "|greedy/test|" in text and "wide" not in text
 
 
-def test_curve_of_one_epoch_is_seen(report, tmp_path):
+def test_curve_of_one_epoch_is_seen(tmp_path):
     with SummaryWriter(tmp_path / "tensorboard") as writer:
         writer.add_scalar("valid/loss", 3.0, 5)
     report.plot_training_curves(tmp_path)

@@ -191,24 +191,6 @@ def test_training_does_not_go_on_with_other_settings(an4_recipe):
     assert "0.002" not in (an4_recipe.exp_dir / "commands.txt").read_text()
 
 
-def test_training_of_an_earlier_version_does_not_go_on_with_another_model(an4_recipe):
-    record = an4_recipe.exp_dir / "trained_with.json"
-    kept = record.read_text()
-    record.unlink()
-    before = an4_recipe.timestamps()
-    config_file = an4_recipe.exp_dir / "config.yaml"
-    config = config_file.read_text()
-    options = ("--stages", "train", "--encoder_conf", "output_size=32")
-    process = an4_recipe.start(*options, "--max_epoch", "2")
-    output, _ = process.communicate()
-    assert process.returncode == 1
-    last = an4_recipe.exp_dir / "last.ckpt"
-    assert f"run.py: {last} is of another model" in output
-    assert last.exists() and an4_recipe.timestamps() == before
-    assert config_file.read_text() == config
-    record.write_text(kept)
-
-
 def test_finished_decoding_is_not_redone(an4_recipe, an4_corpus):
     directory = an4_recipe.exp_dir / "decode_short"
     done = directory / an4_corpus.test / "split.0" / "done"

@@ -1,11 +1,9 @@
 """A training that has come to no number ends, and leaves nothing behind."""
 
-import importlib
-
 import torch
 from espnet3.components.data.dataset import CombinedDataset
+from src.stop_at_nan import _audio_files
 
-from .conftest import RECIPE_DIR
 from .recipe import PREPARATION, Recipe
 
 
@@ -32,17 +30,13 @@ def test_training_that_diverges_stops_before_its_checkpoint(an4_corpus, tmp_path
     assert all(parameter.isfinite().all() for parameter in parameters.values())
 
 
-def test_files_of_the_batch_are_named(
-    an4_corpus, dataset_module, tmp_path, monkeypatch
-):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    audio_files = importlib.import_module("src.stop_at_nan")._audio_files
+def test_files_of_the_batch_are_named(an4_corpus, dataset_module, tmp_path):
     subsets = [
         dataset_module.Dataset(subset, an4_corpus.source_dir, tmp_path)
         for subset in (an4_corpus.train, an4_corpus.test)
     ]
     dataset = CombinedDataset(subsets, [(None, None)] * 2)
-    files = audio_files(dataset, ["0", "3", "4", "5"])
+    files = _audio_files(dataset, ["0", "3", "4", "5"])
     names = [file.rpartition("/")[2] for file in files]
     assert names == [
         "fash-1-0000.sph",

@@ -1,23 +1,16 @@
 """What the stages keep of earlier runs, and what they do anew."""
 
-import importlib
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
+from src import system
 
 from .conftest import RECIPE_DIR
 from .recipe import PREPARATION, Recipe
-
-
-@pytest.fixture
-def system(monkeypatch):
-    monkeypatch.syspath_prepend(RECIPE_DIR)
-    return importlib.import_module("src.system")
 
 
 def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
@@ -48,15 +41,13 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     assert len((train / "token_shape").read_text().splitlines()) == 4
     assert "\u00dc" in tokens.read_text()
 
-    # Earlier versions kept no record.
-    (train / "made_from.yaml").unlink()
     before = [path.stat().st_mtime_ns for path in (train / "token_shape", tokens)]
     recipe.run("--stages", *PREPARATION)
     after = [path.stat().st_mtime_ns for path in (train / "token_shape", tokens)]
     assert after == before
 
 
-def test_scores_are_of_one_model_and_search(system, tmp_path):
+def test_scores_are_of_one_model_and_search(tmp_path):
     made_from = {
         "a": ("new", {"beam_size": 2}),
         "b": ("new", {"beam_size": 2}),
@@ -71,38 +62,20 @@ def test_scores_are_of_one_model_and_search(system, tmp_path):
         OmegaConf.save(OmegaConf.create(record), tmp_path / name / "made_from.yaml")
         if name != "unfinished":
             (tmp_path / name / "text.scp").touch()
-    # An earlier version kept no record.
-    (tmp_path / "ancient").mkdir()
-    (tmp_path / "ancient" / "text.scp").touch()
     find = system._find_decoded_alike
     assert find(tmp_path, ["a"]) == ("new", [{"name": "b"}])
     assert find(tmp_path, ["b", "a"]) == ("new", [])
     assert find(tmp_path, ["older"]) == ("old", [])
-    assert find(tmp_path, ["ancient"]) == (None, [])
     with pytest.raises(ValueError, match=r"older, wider and a were not decoded by"):
         find(tmp_path, ["a", "older", "wider"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_first_process_alone_restores_the_config(system, tmp_path, monkeypatch, rank):
-    monkeypatch.setattr(rank_zero_only, "rank", rank)
-    config = tmp_path / "config.yaml"
-    config.write_text("old")
-    with (
-        pytest.raises(ValueError, match="of another model"),
-        system._refuse_other_model(tmp_path / "last.ckpt"),
-    ):
-        config.write_text("new")
-        raise RuntimeError("Error(s) in loading state_dict")
-    assert config.read_text() == ("old" if rank == 0 else "new")
-
-
 @pytest.mark.parametrize(("samples", "workers"), [(10**15, 0), (16000, 4)])
-def test_batches_fit_into_shared_memory(system, tmp_path, samples, workers):
+def test_batches_fit_into_shared_memory(tmp_path, samples, workers):
     system.check_shared_memory(loaders(tmp_path, samples, workers), str(tmp_path))
 
 
-def test_too_little_shared_memory_is_named(system, tmp_path):
+def test_too_little_shared_memory_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"--num_workers 1 needs .* --shm-size=\d+g"):
         system.check_shared_memory(loaders(tmp_path, 10**15, 1), str(tmp_path))
 
@@ -121,7 +94,7 @@ def loaders(directory, samples: int, workers: int):
     return OmegaConf.create(config)
 
 
-def test_experiment_of_another_run_is_left_alone(system, tmp_path):
+def test_experiment_of_another_run_is_left_alone(tmp_path):
     code = "import sys, src.system as s; s.lock(s.Path(sys.argv[1])); print(); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", code, tmp_path],
@@ -136,7 +109,7 @@ def test_experiment_of_another_run_is_left_alone(system, tmp_path):
     system.lock(tmp_path)
 
 
-def test_piece_of_a_copied_checkpoint_is_not_gone_on_from(system, tmp_path):
+def test_piece_of_a_copied_checkpoint_is_not_gone_on_from(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"PK")
     torch.save({}, tmp_path / "step3.ckpt")
     assert system._last_checkpoint(tmp_path) == tmp_path / "step3.ckpt"

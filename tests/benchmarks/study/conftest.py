@@ -1,0 +1,1 @@
+from tests.egs.librispeech.conftest import an4_corpus  # noqa: F401
