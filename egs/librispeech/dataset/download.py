@@ -1,4 +1,4 @@
-"""Downloads that go on where they were interrupted."""
+"""Downloads that go on where they were interrupted, as ESPnet3's do not."""
 
 from __future__ import annotations
 

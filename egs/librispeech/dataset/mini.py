@@ -1,6 +1,6 @@
 """Mini LibriSpeech: five hours of LibriSpeech to train on, from OpenSLR.
 
-ESPnet3 has no recipe for it, and downloads that cannot go on where they stopped.
+ESPnet3 has no recipe for it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Two and a half hours of real speech, out of four public corpora.
 
+ESPnet3 has no recipe for so little speech of so many kinds.
+
 ``small.txt`` has a line for each chapter, with what of which corpus is in it:
 
 - ``a0571``, a prompt of CMU Arctic read in ``rhasspy/dataset-voice-kathleen`` (CC0),
