@@ -12,8 +12,8 @@ ESPnet3 has no recipe for so little speech of so many kinds.
 - ``1688-142285``, the first ten utterances of a chapter of LibriSpeech (CC BY 4.0).
 
 The two readers are in all subsets but ``test-other``, with other sentences; all other
-speakers are in one. Nine prompts were read in two wordings and are there in both, of
-which three in another subset than ``train-small`` too.
+speakers are in one. Nine prompts were read in two wordings and are there in both,
+three of them once in ``train-small`` and once in another subset.
 """
 
 from __future__ import annotations
