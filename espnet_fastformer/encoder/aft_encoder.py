@@ -4,8 +4,8 @@ import torch
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.encoder.options import check_heads, check_odd, check_sizes
 from espnet_fastformer.layers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
+from espnet_fastformer.options import check_heads, check_odd, check_sizes
 
 _BIASES = {"full": ("factorized", "dense"), "local": ("offset", "factorized")}
 
@@ -50,7 +50,7 @@ class AFTEncoder(LinearTimeEncoder):
             if aft_type == "simple":
                 return AFTSimple(size, dropout_rate)
             if aft_type == "conv":
-                check_heads(size, attention_heads)
+                check_heads(attention_heads, output_size=size)
                 return AFTConv(
                     size,
                     dropout_rate,

@@ -20,7 +20,7 @@ from espnet2.legacy.nets.pytorch_backend.transformer.positionwise_feed_forward i
     PositionwiseFeedForward,
 )
 
-from espnet_fastformer.encoder.options import check_odd, check_rates
+from espnet_fastformer.options import check_odd, check_rates
 
 MERGE_METHODS = ("concat", "learned_ave", "fixed_ave")
 BRANCHFORMER_OPTIONS = (

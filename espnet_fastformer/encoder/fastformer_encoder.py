@@ -3,8 +3,8 @@
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
-from espnet_fastformer.encoder.options import check_heads
 from espnet_fastformer.layers.fastformer import FastSelfAttention
+from espnet_fastformer.options import check_heads
 
 
 class FastformerEncoder(LinearTimeEncoder):
@@ -31,5 +31,5 @@ def build_mixer(
     output_size: int, attention_heads: int, dropout_rate: float
 ) -> FastSelfAttention:
     """Build the additive attention of one block."""
-    check_heads(output_size, attention_heads)
+    check_heads(attention_heads, output_size=output_size)
     return FastSelfAttention(output_size, attention_heads, dropout_rate)

@@ -28,18 +28,18 @@ from espnet_fastformer.encoder.input_layer import (
     receptive_field,
     subsample,
 )
-from espnet_fastformer.encoder.options import (
-    check_block,
-    check_numbers,
-    check_rates,
-    check_sizes,
-)
 from espnet_fastformer.encoder.replacement import replace_layers
 from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
 from espnet_fastformer.layers import pieces
 from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
 from espnet_fastformer.layers.modes import is_traced
 from espnet_fastformer.layers.padding import share_padding
+from espnet_fastformer.options import (
+    check_block,
+    check_numbers,
+    check_rates,
+    check_sizes,
+)
 
 # ESPnet's attentions that a mixer stands in for, and positions that only they can use.
 _ATTENTION_TYPES = ("selfattn", "rel_selfattn", "legacy_rel_selfattn", "fast_selfattn")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from espnet_fastformer.encoder.options import check_rates, check_sizes
+from espnet_fastformer.options import check_rates, check_sizes
 
 
 class StreamingState(NamedTuple):

@@ -8,12 +8,12 @@ import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
-from espnet_fastformer.encoder.options import check_sizes
 from espnet_fastformer.export import sherpa
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.streaming import StreamingCTCEncoder
 from espnet_fastformer.inference.ctc import BLANK
 from espnet_fastformer.inference.model import load_model, sampling_rate, speech_volume
+from espnet_fastformer.options import check_sizes
 
 
 class OneByOne(CTCEncoder):

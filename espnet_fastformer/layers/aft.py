@@ -37,6 +37,7 @@ from espnet_fastformer.layers.sums import (
     total,
     weigh,
 )
+from espnet_fastformer.options import check_heads, check_odd, check_sizes
 
 NO_CHUNKS = "biases by absolute position cannot be summed in chunks"
 
@@ -257,7 +258,7 @@ class AFTFull(AFT):
         simple: bool = False,
     ):
         super().__init__(size, size, dropout_rate, use_out_proj)
-        check_positive(max_len=max_len, bias_rank=bias_rank)
+        check_sizes(max_len=max_len, bias_rank=bias_rank)
         if simple and bias != "dense":
             raise ValueError("simple=True fixes a dense bias: it needs bias='dense'")
         self.max_len = max_len
@@ -384,7 +385,7 @@ class AFTLocal(NearBias):
         max_len: int = 1024,
     ):
         super().__init__(size, size, dropout_rate, use_out_proj)
-        check_positive(window_size=window_size, bias_rank=bias_rank, max_len=max_len)
+        check_sizes(window_size=window_size, bias_rank=bias_rank, max_len=max_len)
         self.radius = window_size - 1
         if bias == "offset":
             self.position_bias = torch.nn.Parameter(torch.empty(2 * self.radius + 1))
@@ -457,14 +458,9 @@ class AFTConv(NearBias):
         attention_heads: int = 4,
         kernel_size: int = 31,
     ):
-        check_positive(attention_heads=attention_heads, kernel_size=kernel_size)
-        if size % attention_heads != 0:
-            raise ValueError(
-                f"size ({size}) must be a multiple of attention_heads "
-                f"({attention_heads})"
-            )
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, but is {kernel_size}")
+        check_sizes(attention_heads=attention_heads)
+        check_heads(attention_heads, size=size)
+        check_odd(kernel_size=kernel_size)
         super().__init__(
             size, attention_heads, dropout_rate, use_out_proj, heads=attention_heads
         )
@@ -518,10 +514,3 @@ class FactorizedBias(torch.nn.Module):
             F.pad(factor[:frames].to(dtype), (0, 0, 0, max(0, frames - len(factor))))
             for factor in (self.query, self.key)
         )
-
-
-def check_positive(**options: int):
-    """Raise ValueError that names the first option below one."""
-    for name, value in options.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, but is {value}")

@@ -447,18 +447,13 @@ def divide(sums: torch.Tensor, value_size: int) -> torch.Tensor:
     Returns:
         (B, N * C, H * V).
     """
-    sums = sums.permute(0, 2, 3, 1, 4)
-    if is_traced():
-        value, weight = sums[..., :value_size], sums[..., value_size:]
-        out = value / weight.clamp(min=_LEAST_DENOMINATOR)
-    else:
-        out = _Divide.apply(sums, value_size)
-    return out.flatten(3).flatten(1, 2)
+    value, weight = sums[..., :value_size], sums[..., value_size:]
+    out = value / weight.clamp(min=_LEAST_DENOMINATOR)
+    return out.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)
 
 
-# Gradients that keep less in memory than what torch derives, and pass less often over
-# it. With both, a layer of AFT-conv keeps 6.7 instead of 9.7 times its input for the
-# backward pass, and a training step of it takes 0.8 times as long on a CPU.
+# Gradients that keep less in memory than what torch derives: with both, a layer of
+# AFT-conv keeps 6.8 times its input for the backward pass, else 9.7 times.
 
 
 class _Weigh(torch.autograd.Function):
@@ -527,31 +522,3 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_x = torch.einsum(f"{of_weights},{output}->{of_x}", weights, grad)
         return None, grad_weights, grad_x
-
-
-class _Divide(torch.autograd.Function):
-    """See :func:`divide`."""
-
-    @staticmethod
-    def forward(ctx, sums, value_size):
-        """Divide the first channels of (..., V + K) by the others."""
-        weight = sums[..., value_size:].clamp(min=_LEAST_DENOMINATOR)
-        out = sums.new_empty(*sums.shape[:-1], value_size)
-        torch.div(sums[..., :value_size], weight, out=out)
-        ctx.save_for_backward(out, weight)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Return the gradient of sums."""
-        out, weight = ctx.saved_tensors
-        value_size = out.size(-1)
-        grad_sums = out.new_empty(*out.shape[:-1], value_size + weight.size(-1))
-        grad_value = torch.div(grad, weight, out=grad_sums[..., :value_size])
-        grad_weight = grad_value * out
-        if weight.size(-1) == 1:
-            grad_weight = grad_weight.sum(-1, keepdim=True)
-        grad_weight.masked_fill_(weight <= _LEAST_DENOMINATOR, 0.0)
-        torch.neg(grad_weight, out=grad_sums[..., value_size:])
-        return grad_sums, None

@@ -1,4 +1,4 @@
-"""Checks of encoder options, whose messages name the option."""
+"""Checks of options, whose messages name the option."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,14 @@ def check_odd(**options: int) -> None:
             raise ValueError(f"{name} must be odd, but is {value}")
 
 
-def check_heads(output_size: int, attention_heads: int) -> None:
-    """Raise ValueError if the channels cannot be shared out among the heads."""
-    if output_size % attention_heads != 0:
-        raise ValueError(
-            f"output_size ({output_size}) must be a multiple of attention_heads "
-            f"({attention_heads})"
-        )
+def check_heads(attention_heads: int, **options: int) -> None:
+    """Raise ValueError that names the first size that heads cannot share."""
+    for name, value in options.items():
+        if value % attention_heads != 0:
+            raise ValueError(
+                f"{name} ({value}) must be a multiple of attention_heads "
+                f"({attention_heads})"
+            )
 
 
 def check_rates(**options: float) -> None:
