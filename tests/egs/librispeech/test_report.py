@@ -41,7 +41,7 @@ def test_curve_of_one_epoch_is_seen(tmp_path):
     assert (np.abs(middle - blue).max(axis=-1) < 0.02).sum() > 10
 
 
-def test_curves_have_the_unit_of_results(report, tmp_path):
+def test_curves_have_the_unit_of_results(tmp_path):
     with SummaryWriter(tmp_path / "tensorboard") as writer:
         for step, rate in ((5, 0.5), (10, 0.25)):
             writer.add_scalar("valid/loss", 3.0, step)
