@@ -13,24 +13,23 @@ REPOSITORY = "https://github.com/OWNER/espnet-fastformer"
 
 PLOT = ["matplotlib"]
 ONNX = ["onnx", "onnxruntime", "onnxscript"]
+DOCS = ["furo", "myst-parser", "sphinx"]
 TRAIN = ["espnet[asr,train]>=202611"]
 RECIPE = [*TRAIN, *PLOT, "gdown>=6.4", "hibari-tts", "soundfile"]
 TEST = [
     *RECIPE,
     *ONNX,
+    *DOCS,
     "build",
     "check-jsonschema",
-    "furo",
     "hypothesis",
     "loralib",
     "mypy",
-    "myst-parser",
     "pytest",
     "pytest-xdist",
     "ruff",
     "setuptools>=77",
     "sherpa-onnx",
-    "sphinx",
     "twine",
     "zizmor",
 ]
@@ -91,6 +90,7 @@ setup(
         "onnx": ONNX,
         "plot": PLOT,
         "train": TRAIN,
+        "docs": DOCS,
         "recipe": RECIPE,
         "test": TEST,
     },

@@ -1,12 +1,15 @@
 """README.md and docs/: numbers, links, programs, and the site made of them."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from espnet_fastformer.bin import export
@@ -136,6 +139,44 @@ def test_exported_model_in_readme(tmp_path, monkeypatch, capsys):
     assert "<blank>" not in tokens
 
 
+@pytest.mark.slow
+def test_tutorial(tmp_path):
+    pytest.importorskip("onnxscript")
+    made = shutil.ignore_patterns("data", "downloads", "exp", "__pycache__")
+    for name in ("egs/librispeech", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=made)
+    recordings = tmp_path / "recordings"
+    recordings.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(48):
+        path = recordings / f"{number:02}.wav"
+        soundfile.write(path, rng.normal(scale=0.1, size=16000), 16000)
+        path.with_suffix(".txt").write_text("What is said\n")
+
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    assert page.count("--max_epoch 10") == 1
+    page = page.replace("--max_epoch 10", "--max_epoch 1 --encoder_conf num_blocks=1")
+    install, *blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)
+    assert install[1].startswith("pip install")
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    output = ""
+    for language, block in blocks:
+        command = {"python": [sys.executable, "-c"], "sh": ["bash", "-ec"]}[language]
+        done = subprocess.run(
+            [*command, block],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        output += done.stdout
+    assert "|decode_ctc/test|20|" in output
+    # Of each recording, what was said in it.
+    assert len(re.findall(r"^recordings/\d\d\.wav\t", output, re.M)) == 48
+    assert (tmp_path / "model.onnx").is_file()
+
+
 def test_site_is_built_without_warnings(tmp_path):
     pytest.importorskip("sphinx")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
@@ -144,3 +185,4 @@ def test_site_is_built_without_warnings(tmp_path):
     assert done.returncode == 0, done.stderr
     options = (tmp_path / "docs" / "options.html").read_text()
     assert "cgmlp_linear_units" in options and "aft_window_size" in options
+    assert "url=docs/" in (tmp_path / "index.html").read_text()

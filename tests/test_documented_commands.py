@@ -24,7 +24,7 @@ command_not_found_handle() { printf '%s\0' "$#" "$@"; } >&3
 exec 3>&1 >/dev/null
 """
 # Programs of others.
-OTHERS = {"arecord", "cat", "pre-commit", "ruff", "sed", "sherpa-onnx", "uv"}
+OTHERS = {"arecord", "cat", "hf", "pre-commit", "ruff", "sed", "sherpa-onnx", "uv"}
 # Stands for options, those that every command of ESPnet's recogniser needs among them.
 ANY = {"...", "[options]"}
 NEEDED = [
@@ -40,7 +40,7 @@ class Parsed(Exception):
 def commands(page: Path, directory: Path) -> list[list[str]]:
     """Let bash expand the shell blocks of a page, and commands in its tables."""
     text = page.read_text()
-    script = re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S)
+    script = re.findall(r"^ *```sh\n(.*?)^ *```$", text, re.M | re.S)
     script += re.findall(r"\| `((?:bash|python) [^`]*)` \|$", text, re.M)
     script = "\n".join(script).replace("/path/to/espnet-fastformer", str(ROOT))
     # Only what has no slash is looked for in PATH.
@@ -82,14 +82,17 @@ def recipe(monkeypatch) -> Callable[[list[str]], None]:
 
     def parse(arguments):
         options, overrides = get_parser().parse_known_args(arguments)
-        config = options.asr_config
-        if config is None or config.parts[0] != "conf":
-            # What other commands write.
-            config = Path("conf", f"train_asr_ctc_{options.encoder}_small.yaml")
         overrides += ["--token_type", options.token_type]
-        parse_asr_config(ROOT / config, overrides)
+        parse_asr_config(find(options.asr_config), overrides)
 
     return parse
+
+
+def find(config: Path | None) -> Path:
+    """Return a configuration of the repository, for one that a reader has too."""
+    if config is None or config.parent.name != "conf":
+        config = ROOT / "conf" / "train_asr_ctc_fastformer_small.yaml"
+    return config
 
 
 def check_study(arguments: list[str]) -> None:
@@ -101,7 +104,7 @@ def check_study(arguments: list[str]) -> None:
 
 def check_espnets_recipe(arguments: list[str]) -> None:
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    config = ["--config", options["--asr_config"]]
+    config = ["--config", str(find(Path(options["--asr_config"])))]
     overrides = shlex.split(options.get("--asr_args", ""))
     args = ASRTask.get_parser().parse_args(config + overrides)
     search = options.get("--inference_config")

@@ -103,7 +103,7 @@ def get_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--corpus",
         default="synthetic",
-        help="synthetic (made here), mini (downloaded), or the path of a corpus in "
+        help="synthetic (made here), mini or small (downloaded), or the path of one in "
         "LibriSpeech's layout (default: synthetic)",
     )
     group.add_argument(

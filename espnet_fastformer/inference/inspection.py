@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.train.abs_espnet_model import AbsESPnetModel
 from torch.nn.functional import adaptive_max_pool1d
 
@@ -24,6 +25,7 @@ class Inspection:
 
     Attributes:
         features: What the frontend gives (F, columns).
+        feature: What each of its rows is.
         feature_span: Start and end of ``features`` in seconds.
         weights: The mixers' weights (H or D, columns) by ``MODULE.NAME``, such as
             ``encoders.0.attn.alpha``.
@@ -32,6 +34,7 @@ class Inspection:
     """
 
     features: torch.Tensor
+    feature: str
     feature_span: tuple[float, float]
     weights: Weights
     frame_span: tuple[float, float]
@@ -88,6 +91,7 @@ def inspect_recording(
     end = start + frames.item() * stride
     return Inspection(
         spectrogram[0],
+        "mel band" if isinstance(model.frontend, DefaultFrontend) else "feature",
         feature_span,
         {name: weights[0] for name, weights in recorded.items()},
         (first + start * seconds, first + end * seconds),

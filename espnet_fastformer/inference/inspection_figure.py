@@ -1,9 +1,12 @@
 """A picture of what an encoder weighs in a recording. Needs matplotlib."""
 
+from collections import defaultdict
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from espnet_fastformer.inference.inspection import Inspection
@@ -20,7 +23,7 @@ def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure
     """Draw the weights of each block over time, under the spectrogram.
 
     Beside the key weights of AFT stands its position bias: by offset where it is the
-    same everywhere, else of all pairs of positions.
+    same everywhere, else of all pairs of positions. Panels of a kind share one scale.
 
     Args:
         inspection: What the encoder weighed.
@@ -53,8 +56,10 @@ def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure
     if len(title) > _TITLE:
         title = f"{title[: _TITLE // 2]}…{title[-_TITLE // 2 :]}"
     top.set_title(title, parse_math=False)
-    top.set_ylabel("feature")
+    top.set_ylabel(inspection.feature)
 
+    images = defaultdict(list)
+    bias = None
     for row, (name, weights) in enumerate(inspection.weights.items(), start=1):
         module, _, kind = name.rpartition(".")
         mixer = encoder.get_submodule(module)
@@ -63,6 +68,7 @@ def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure
         image = _draw_image(
             axis, weights, inspection.frame_span, norm=PowerNorm(0.5, vmin=0.0)
         )
+        images[kind].append(image)
         axis.tick_params(labelbottom=row == len(heights) - 1)
         is_per_head = (
             kind != "key_weights" or len(weights) < mixer.linear_q.out_features
@@ -71,20 +77,25 @@ def draw(inspection: Inspection, encoder: torch.nn.Module, title: str) -> Figure
             title=f"block {block}: {_LABELS[kind]}",
             ylabel="head" if is_per_head else "channel",
         )
-        figure.colorbar(image, ax=axis, pad=0.01)
+        figure.colorbar(image, ax=axis, pad=0.01, label="weight")
         if has_bias:
             span = inspection.frame_span[1] - inspection.frame_span[0]
-            _draw_bias(
-                figure.add_subplot(grid[row, 1]),
-                mixer,
-                inspection.frames,
-                span / inspection.frames,
+            bias = figure.add_subplot(grid[row, 1], sharey=bias)
+            seconds = span / inspection.frames
+            images["bias"] += _draw_bias(bias, mixer, inspection.frames, seconds)
+    axis.set_xlabel("time [s]")
+    for of_kind in images.values():
+        limits = [image.get_clim() for image in of_kind]
+        for image in of_kind:
+            image.set_clim(
+                min(low for low, _ in limits), max(high for _, high in limits)
             )
-    axis.set_xlabel("s")
     return figure
 
 
-def _draw_image(axis: Axes, values: torch.Tensor, span: tuple[float, float], **options):
+def _draw_image(
+    axis: Axes, values: torch.Tensor, span: tuple[float, float], **options
+) -> AxesImage:
     extent = (*span, len(values) - 0.5, -0.5)
     if options.get("origin") == "lower":
         extent = (*span, -0.5, len(values) - 0.5)
@@ -94,8 +105,9 @@ def _draw_image(axis: Axes, values: torch.Tensor, span: tuple[float, float], **o
     )
 
 
-def _draw_bias(axis: Axes, mixer: AFT, frames: int, seconds: float) -> None:
+def _draw_bias(axis: Axes, mixer: AFT, frames: int, seconds: float) -> list[AxesImage]:
     """Draw w: of the pairs of t (down) and t' (across), or by t' - t for each head."""
+    axis.set_title("position bias")
     match mixer:
         case AFTFull() | AFTLocal(position_bias=FactorizedBias()):
             positions = min(frames, _POSITIONS)
@@ -105,11 +117,13 @@ def _draw_bias(axis: Axes, mixer: AFT, frames: int, seconds: float) -> None:
                 aspect="auto",
                 extent=(0, end, end, 0),
             )
-            axis.figure.colorbar(image, ax=axis)
-            axis.set(title="position bias", xlabel="t' in s", ylabel="t in s")
+            axis.figure.colorbar(image, ax=axis, label="w")
+            axis.set(xlabel="t' [s]", ylabel="t [s]")
+            return [image]
         case _:
             window = mixer.position_bias_matrix(2 * mixer.radius + 1)
             offsets = torch.arange(-mixer.radius, mixer.radius + 1) * seconds
             axis.plot(offsets, window[:, mixer.radius].detach().T)
             axis.axvline(0.0, color="grey", linewidth=0.5)
-            axis.set(title="position bias", xlabel="t' - t in s")
+            axis.set(xlabel="t' - t [s]", ylabel="w")
+            return []

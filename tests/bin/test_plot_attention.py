@@ -111,18 +111,31 @@ def test_panels_show_the_weights(name, exps):
     inspection = inspect_recording(model, noise(2), 16000)
     figure = draw(inspection, model.encoder, "a title")
     panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+    assert panels["a title"].get_ylabel() == "mel band"
     kinds = ["α", "β"] if name == "fastformer" else ["key weights"]
     titles = [f"block {block}: {kind}" for block in (1, 2) for kind in kinds]
     has_bias = name not in ("fastformer", "aft-simple")
     assert panels.keys() == {"a title", *titles, *["position bias"] * has_bias}
-    for title, weights in zip(titles, inspection.weights.values(), strict=True):
+    shown = dict(zip(titles, inspection.weights.values(), strict=True))
+    for title, weights in shown.items():
         (image,) = panels[title].images
         np.testing.assert_allclose(image.get_array(), weights)
         assert image.get_extent()[:2] == list(inspection.frame_span)
         assert panels[title].get_ylabel() == (
             "head" if len(weights) == 2 else "channel"
         )
+    assert panels[titles[-1]].get_xlabel() == "time [s]"
+    for kind in kinds:
+        of_kind = [title for title in titles if title.endswith(kind)]
+        most = max(shown[title].max().item() for title in of_kind)
+        for title in of_kind:
+            (image,) = panels[title].images
+            assert image.get_clim() == (0.0, pytest.approx(most))
     if has_bias:
+        biases = [axes for axes in figure.axes if axes.get_title() == "position bias"]
+        assert len(biases) == 2
+        assert len({axes.get_ylim() for axes in biases}) == 1
+        assert len({image.get_clim() for axes in biases for image in axes.images}) < 2
         bias = panels["position bias"]  # of the last block
         mixer = model.encoder.encoders[1].attn
         matrix = mixer.position_bias_matrix(inspection.frames).detach().numpy()

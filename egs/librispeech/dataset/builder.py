@@ -15,12 +15,17 @@ from espnet3.components.data.dataset_builder import DatasetBuilder
 from .corpus import CorpusError, Problem, list_subsets, resolve_corpus
 from .manifest import Manifest
 from .mini import MiniLibriSpeech
+from .small import SmallCorpus
 from .synthetic import SyntheticCorpus
 
 logger = logging.getLogger(__name__)
 
 # Corpora that the recipe makes: splits names their train, valid and test subsets.
-CORPORA = {"synthetic": SyntheticCorpus, "mini": MiniLibriSpeech}
+CORPORA = {
+    "synthetic": SyntheticCorpus,
+    "mini": MiniLibriSpeech,
+    "small": SmallCorpus,
+}
 
 MAX_LISTED = 20
 

@@ -1,6 +1,6 @@
 """Mini LibriSpeech: five hours of LibriSpeech to train on, from OpenSLR.
 
-ESPnet3 has no recipe for it, and downloads that cannot go on where they stopped.
+ESPnet3 has no recipe for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 from typeguard import typechecked
+
+from .download import download
 
 # As published in https://www.openslr.org/resources/31/md5sum.txt
 MD5 = {
@@ -26,8 +28,6 @@ SUBSETS = {
         "dev-clean-2-test": slice(1, None, 2),
     },
 }
-TIMEOUT_SECONDS = 60
-RETRIES = 5
 
 
 class MiniLibriSpeech:
@@ -81,22 +81,8 @@ class MiniLibriSpeech:
         return all((self.root / subset).is_dir() for subset in SUBSETS[name])
 
     def _download(self, file_name: str) -> Path:
-        try:
-            import gdown
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "Mini LibriSpeech is downloaded by gdown: "
-                "pip install 'espnet-fastformer[recipe]'"
-            ) from error
         url, path = f"{self.base_url}/{file_name}", self.root / file_name
-        gdown.download(
-            url,
-            str(path),
-            resume=True,
-            retries=RETRIES,
-            timeout=TIMEOUT_SECONDS,
-            use_cookies=False,
-        )
+        download(url, path)
         with path.open("rb") as file:
             md5 = hashlib.file_digest(file, "md5").hexdigest()
         if md5 != MD5[file_name]:

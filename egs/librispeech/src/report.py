@@ -15,9 +15,10 @@ from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 
-import matplotlib
 import torch
 from espnet3.utils.logging_utils import get_git_metadata
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -134,17 +135,20 @@ def summarize(exp_dir: Path, has_ctc: bool) -> str:
     )
 
 
-def plot_training_curves(exp_dir: Path) -> None:
+def plot_training_curves(exp_dir: Path) -> Figure | None:
     """Draw what TensorBoard logged in all runs of a training into one picture.
 
     Args:
         exp_dir: Directory of the experiment.
+
+    Returns:
+        What was written to ``training_curves.png``; None if nothing was logged.
     """
     curves = read_scalars(exp_dir / "tensorboard")
     panels = {
         "loss": ("train/loss", "valid/loss"),
-        "accuracy": ("train/acc", "valid/acc"),
-        "character error rate": ("valid/cer_ctc", "valid/cer"),
+        "accuracy [%]": ("train/acc", "valid/acc"),
+        "character error rate [%]": ("valid/cer_ctc", "valid/cer"),
         "learning rate": tuple(name for name in curves if name.startswith("lr-")),
     }
     panels = {
@@ -153,20 +157,24 @@ def plot_training_curves(exp_dir: Path) -> None:
     }
     panels = {title: names for title, names in panels.items() if names}
     if not panels:
-        return
+        return None
     # A figure of its own, without pyplot, needs no display.
-    figure = matplotlib.figure.Figure((4 * len(panels), 3.5), layout="constrained")
+    figure = Figure((4 * len(panels), 3.5), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (title, names) in zip(axes, panels.items(), strict=True):
+        unit = 100 if title.endswith("[%]") else 1
         for name in names:
-            points = sorted(curves[name].items())
+            steps, values = zip(*sorted(curves[name].items()), strict=True)
             # A line of a single point is none.
-            marker = "o" if len(points) == 1 else None
-            axis.plot(*zip(*points, strict=True), marker=marker, label=name)
+            marker = "o" if len(steps) == 1 else None
+            values = [unit * value for value in values]
+            axis.plot(steps, values, marker=marker, label=name)
         axis.set(title=title, xlabel="update")
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
         axis.legend()
     figure.savefig(exp_dir / CURVES, dpi=120)
+    return figure
 
 
 def read_scalars(directory: Path) -> dict[str, dict[int, float]]:

@@ -1,11 +1,8 @@
 """Mini LibriSpeech, from a server on this machine that serves archives of its form."""
 
 import hashlib
-import re
 import sys
 import tarfile
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gdown
 import numpy as np
@@ -15,6 +12,7 @@ import soundfile
 from espnet3.components.data.dataset_module import load_dataset_module
 
 from .conftest import RECIPE_DIR
+from .server import serve
 
 mini = sys.modules[
     load_dataset_module(recipe_dir=RECIPE_DIR).CORPORA["mini"].__module__
@@ -22,44 +20,10 @@ mini = sys.modules[
 SPEAKERS = {"train-clean-5": (19, 26, 118), "dev-clean-2": (84, 174, 251, 1272, 652)}
 
 
-class Server(ThreadingHTTPServer):
-    """Serves ``files``, by byte ranges too, and breaks off where ``cut`` says."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.cut: dict[str, int] = {}
-        self.requests: list[tuple[str, int]] = []
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
-        body = self.server.files.get(name)
-        if body is None:
-            self.send_error(404)
-            return
-        byte_range = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(byte_range[1]) if byte_range else 0
-        self.server.requests.append((name, start))
-        self.send_response(206 if byte_range else 200)
-        if byte_range:
-            last = len(body) - 1
-            self.send_header("Content-Range", f"bytes {start}-{last}/{len(body)}")
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        self.wfile.write(body[start : self.server.cut.get(name)])
-        self.close_connection = True
-
-    def log_message(self, *args) -> None:
-        pass
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    server = Server()
+    files = {}
     for subset, speakers in SPEAKERS.items():
         root = tmp_path / "made" / "LibriSpeech"
         for speaker in speakers:
@@ -75,16 +39,12 @@ def server(tmp_path, monkeypatch):
             tar.add(root / subset, f"LibriSpeech/{subset}")
             tar.add(root / "LICENSE.TXT", "LibriSpeech/LICENSE.TXT")
         body = archive.read_bytes()
-        server.files[archive.name] = body
+        files[archive.name] = body
         monkeypatch.setitem(mini.MD5, archive.name, hashlib.md5(body).hexdigest())
     # Otherwise gdown waits and tries again by itself.
-    monkeypatch.setattr(mini, "RETRIES", 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    monkeypatch.setattr(sys.modules[mini.download.__module__], "RETRIES", 0)
+    with serve(files) as server:
+        yield server
 
 
 @pytest.fixture

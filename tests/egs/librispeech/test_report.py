@@ -39,3 +39,14 @@ def test_curve_of_one_epoch_is_seen(tmp_path):
     middle = picture[height // 3 : 2 * height // 3, width // 3 : 2 * width // 3]
     blue = np.array([0x1F, 0x77, 0xB4]) / 255
     assert (np.abs(middle - blue).max(axis=-1) < 0.02).sum() > 10
+
+
+def test_curves_have_the_unit_of_results(tmp_path):
+    with SummaryWriter(tmp_path / "tensorboard") as writer:
+        for step, rate in ((5, 0.5), (10, 0.25)):
+            writer.add_scalar("valid/loss", 3.0, step)
+            writer.add_scalar("valid/cer_ctc", rate, step)
+    loss, rates = report.plot_training_curves(tmp_path).axes
+    assert rates.get_title() == "character error rate [%]"
+    assert list(rates.lines[0].get_ydata()) == [50.0, 25.0]
+    assert list(loss.lines[0].get_ydata()) == [3.0, 3.0]
