@@ -2,13 +2,15 @@
 
     python -m benchmarks.document benchmarks/results/{targets,encoders,layers}.json
 
-Replaces what the page has between its two marks. Plots time and memory of encoders.
+Writes between the two marks of the page, where sections of other commands stay as they
+are. Plots time and memory of encoders.
 Results of a command that was run in parts, each with an --output of its own, are put
 together if their files follow one another; of what was measured twice, the last counts.
 """
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -59,6 +61,12 @@ def section(report: Report) -> str:
             ]
             parts += [f"### {mode}, {dtype}, batch of {batch}", by_length(results)]
     return "\n\n".join(parts)
+
+
+def read_sections(body: str) -> dict[str, str]:
+    """Return the sections between the marks by their titles."""
+    parts = re.split(r"^## ", body.removesuffix(MARKS[1]), flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: f"## {part}".strip() for part in parts}
 
 
 def join(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
@@ -188,7 +196,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             reports[path] = report
 
-    sections = []
+    text = options.page.read_text(encoding="utf-8")
+    sections = read_sections(text[len(head) : len(text) - len(tail)])
     for path, report in reports.items():
         text = section(report)
         if report.title == PLOTTED:
@@ -196,8 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             plot(report, image)
             label = "time and memory against the length of the audio"
             text += f"\n\n![{label}](images/{image.name})"
-        sections.append(text)
-    body = "\n\n".join([MARKS[0], *sections, MARKS[1]])
+        sections[report.title] = text
+    body = "\n\n".join([MARKS[0], *sections.values(), MARKS[1]])
     options.page.write_text(head + body + tail, encoding="utf-8")
 
 

@@ -339,6 +339,17 @@ def _attention(
     )[0]
 
 
+def _lstm_cell(
+    x, hidden, cell, x_bias=None, hidden_bias=None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute what CUDA has an operation for, without gradients."""
+    biases = [bias for bias in (x_bias, hidden_bias) if bias is not None]
+    gates = sum(biases, x + hidden)
+    opened, kept, new, shown = gates.chunk(4, dim=1)
+    cell = kept.sigmoid() * cell + opened.sigmoid() * new.tanh()
+    return shown.sigmoid() * cell.tanh(), cell, gates
+
+
 def _overload(name: str) -> torch._ops.OpOverload:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     return getattr(getattr(aten, packet), overload or "default")
@@ -386,6 +397,7 @@ def _register() -> None:
         "aten::_copy_from": _copy_from,
         "aten::convolution_overrideable": _convolution,
         "aten::convolution_backward_overrideable": _convolution_backward,
+        "aten::_thnn_fused_lstm_cell": _lstm_cell,
     }
     # Operations that CUDA does not take apart: nor does the CPU, but for these.
     names = set(torch._C._dispatch_get_all_op_names())

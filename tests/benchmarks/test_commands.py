@@ -75,12 +75,14 @@ def test_encoders_and_their_document(tmp_path):
     report.save(tmp_path / "encoders")
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()
-    page.write_text(f"Before\n{document.MARKS[0]}\nold\n{document.MARKS[1]}\nAfter\n")
+    other = "## Other\n\nmachine\n\n| a |\n| --- |"
+    body = [document.MARKS[0], "## Encoders\n\nold\n", other, document.MARKS[1]]
+    page.write_text("\n".join(["Before", *body, "After\n"]))
     for _ in range(2):
         document.main([str(tmp_path / "encoders.json"), "--page", str(page)])
     text = page.read_text()
     assert text.startswith("Before\n") and text.endswith("After\n")
-    assert "old" not in text
+    assert "old" not in text and text.count(other) == 1
     assert text.count("## Encoders") == 1
     header, first, *_ = read_table(text.partition("### training")[0])
     assert header == ["", "0.3 s", "0.6 s"]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from espnet2.main_funcs.calculate_all_attentions import calculate_all_attentions
 from espnet2.tasks.asr import ASRTask
 
 from espnet_fastformer.inference.transcriber import Transcriber
-from tests.inference.models import make_experiment, noise
+from tests.inference.models import TRANSDUCER, make_experiment, noise
 
 NO_DROPOUT = {
     "dropout_rate": 0.0,
@@ -42,20 +43,24 @@ def files(experiment: Path) -> tuple[Path, Path]:
     return experiment / "config.yaml", experiment / "valid.cer_ctc.ave.pth"
 
 
-def test_optimiser_step(experiment, accelerator):
-    model, _ = ASRTask.build_model_from_file(*files(experiment), "cpu")
-    speech = torch.from_numpy(noise(2)).view(2, -1)
+def make_batch(device: torch.device) -> dict[str, torch.Tensor]:
+    """Make two utterances."""
     batch = {
-        "speech": speech,
+        "speech": torch.from_numpy(noise(2)).view(2, -1),
         "speech_lengths": torch.tensor([16000, 12000]),
         "text": torch.tensor([[3, 5, 2, 6], [7, 4, -1, -1]]),
         "text_lengths": torch.tensor([4, 2]),
     }
+    return {key: x.to(device) for key, x in batch.items()}
+
+
+def test_optimiser_step(experiment, accelerator):
+    model, _ = ASRTask.build_model_from_file(*files(experiment), "cpu")
     losses, parameters = [], []
     for device in (torch.device("cpu"), accelerator):
         there = copy.deepcopy(model).train().to(device)
         optimizer = torch.optim.SGD(there.parameters(), lr=0.1)
-        loss, _, _ = there(**{key: x.to(device) for key, x in batch.items()})
+        loss, _, _ = there(**make_batch(device))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(there.parameters(), 1.0)
         optimizer.step()
@@ -77,9 +82,29 @@ def test_transcription(experiment, options, accelerator):
     assert there(speech, word_times=True) == expected
 
 
-def test_beam_search(tmp_path, accelerator):
-    experiment = make_experiment(tmp_path / "exp", **DECODER)
-    options = {"beam_size": 2, "ctc_weight": 0.0}
+@pytest.mark.parametrize(
+    "kind, options",
+    [(DECODER, {"ctc_weight": 0.0}), (TRANSDUCER, {})],
+    ids=["decoder", "transducer"],
+)
+def test_beam_search(kind, options, tmp_path, accelerator):
+    experiment = make_experiment(tmp_path / "exp", **kind)
+    options = {"beam_size": 2, **options}
     expected = Transcriber(*files(experiment), **options)(noise(1))
     there = Transcriber(*files(experiment), device=accelerator.type, **options)
     assert expected.text and there(noise(1)) == expected
+
+
+@pytest.mark.parametrize("encoder", ["fastformer", "aft"])
+def test_attention_plots(encoder, tmp_path, accelerator):
+    experiment = make_experiment(tmp_path / "exp", encoder=encoder, **DECODER)
+    model, _ = ASRTask.build_model_from_file(*files(experiment), "cpu")
+    model.eval()
+    expected = calculate_all_attentions(model, make_batch(torch.device("cpu")))
+    actual = calculate_all_attentions(model.to(accelerator), make_batch(accelerator))
+    assert actual.keys() == expected.keys()
+    places = {key.partition(".")[0] for key in expected}
+    assert places == {"encoder", "decoder"}
+    for key, utterances in expected.items():
+        for one, other in zip(actual[key], utterances, strict=True):
+            torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
