@@ -46,6 +46,13 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     after = [path.stat().st_mtime_ns for path in (train / "token_shape", tokens)]
     assert after == before
 
+    # As after a kill in the middle of the stage.
+    for done in (train / "token_shape", train / "split.0" / "done"):
+        done.unlink()
+    (train / "split.0" / "lock").touch()
+    recipe.run("--stages", "collect_stats")
+    assert len((train / "token_shape").read_text().splitlines()) == 4
+
 
 def test_scores_are_of_one_model_and_search(tmp_path):
     made_from = {
