@@ -15,6 +15,11 @@ from benchmarks.encoders import FRAMES_PER_SECOND, build_inputs
 from benchmarks.measure import Case, Result, Settings, measure
 from benchmarks.models import SAMPLE_RATE, build_batch, build_model
 
+from .mixed_encoder import register
+
+# In the processes that measure, too.
+register()
+
 # Seconds of one utterance that the encoder is timed on.
 ENCODED_SECONDS = (15, 120)
 # Rows that are in memory at the same time.

@@ -201,6 +201,10 @@ def test_models_are_equally_large(study):
     assert conf["linear_units"] > 128
 
 
+def test_every_row_is_measured(study):
+    assert all(row["update_seconds"] > 0 for row in study.first.values())
+
+
 def test_failed_row_says_so_and_the_others_go_on(study):
     row = study.first[LOCAL]
     assert row["scores"] == {}
