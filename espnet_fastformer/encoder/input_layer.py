@@ -180,7 +180,7 @@ def subsample(
         return embed(xs_pad, mask)
     size, stride = receptive_field(embed)
     frames = (xs_pad.size(1) - size) // stride + 1
-    at_once = pieces.FRAMES_AT_ONCE // stride
+    at_once = max(1, pieces.FRAMES_AT_ONCE // stride)
     parts = []
     for first in range(0, frames, at_once):
         last = min(first + at_once, frames) - 1
