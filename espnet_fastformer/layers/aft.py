@@ -32,6 +32,7 @@ from espnet_fastformer.layers.sums import (
     greatest_key,
     key_weights,
     product,
+    sum_by_filter,
     sum_by_offsets,
     sum_over_chunks,
     total,
@@ -329,22 +330,28 @@ class NearBias(AFT):
         """Return the bias (H, 2 * radius + 1), entry j for t' - t = j - radius."""
         raise NotImplementedError
 
+    def takes_filter(self) -> bool:
+        """Return whether to sum in one form for all lengths."""
+        return is_exporting()
+
     def weigh_values(
         self, key: torch.Tensor, value: torch.Tensor, padding: torch.Tensor | None
     ) -> Sums:
         """See :meth:`AFT.weigh_values`."""
         around = 0, 0
-        if self.chunks is None:
+        if self.chunks is None and not self.takes_filter():
             around = WholeUtterance(key.size(1), self.radius).around
         return super().weigh_values(key, value, padding, around)
 
     def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""
         bias = self.bias_by_offset(sums.sums.dtype)
-        if self.chunks is None:
-            yield from WholeUtterance(frames, self.radius).sum_by_offsets(bias, sums)
-        else:
+        if self.chunks is not None:
             yield sum_by_offsets(bias, sums, self.chunks)
+        elif self.takes_filter():
+            yield sum_by_filter(bias, sums)
+        else:
+            yield from WholeUtterance(frames, self.radius).sum_by_offsets(bias, sums)
 
     def position_bias_matrix(
         self, frames: int, dtype: torch.dtype = torch.float32
@@ -403,6 +410,11 @@ class AFTLocal(NearBias):
     def bias_by_offset(self, dtype: torch.dtype) -> torch.Tensor:
         """See :meth:`NearBias.bias_by_offset`."""
         return self.position_bias.to(dtype)[None]
+
+    def takes_filter(self) -> bool:
+        """See :meth:`NearBias.takes_filter`."""
+        is_factorized = isinstance(self.position_bias, FactorizedBias)
+        return not is_factorized and super().takes_filter()
 
     def sum_over_keys(self, sums: Sums, frames: int) -> Iterator[torch.Tensor]:
         """See :meth:`AFT.sum_over_keys`."""

@@ -320,6 +320,31 @@ class WholeUtterance:
             yield sum_near(*weights, part, rest.part(first, some))
 
 
+def sum_by_filter(bias: torch.Tensor, frames: Sums) -> torch.Tensor:
+    """Do as :meth:`WholeUtterance.sum_by_offsets` in one form for all lengths.
+
+    For exporters, which would make a graph for some lengths of chunks: a convolution,
+    and the sums of all before and after it.
+
+    Args:
+        bias: (H, 2 * radius + 1).
+        frames: (B, H, 1, T, V + K).
+
+    Returns:
+        (B, H, 1, T, V + K).
+    """
+    sums = frames.sums.squeeze(2)
+    length, radius = sums.size(2), bias.size(1) // 2
+    near, far = exp_bias(bias)
+    rows = sums.permute(0, 3, 1, 2).flatten(0, 1)  # (B * (V + K), H, T)
+    rows = F.conv1d(rows, near.unsqueeze(1), padding=radius, groups=bias.size(0))
+    out = rows.unflatten(0, (-1, sums.size(3))).permute(0, 2, 3, 1)
+    gap = (0, 0, radius + 1, 0)
+    before = F.pad(sums.cumsum(2), gap)[:, :, :length]
+    after = F.pad(sums.flip(2).cumsum(2), gap)[:, :, :length].flip(2)
+    return (out + far.unsqueeze(1) * (before + after)).unsqueeze(2)
+
+
 def _sum_of_others(own: Sums) -> Sums:
     """Sum over all chunks but one and its neighbours, of N + 2 for N."""
     count = own.sums.size(2) - 2
@@ -427,14 +452,18 @@ def product(weights: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
     Returns:
         (B, H, N, I, V + K).
     """
-    call = _product if is_traced() else _Product.apply
+    return (_product if is_traced() else _Product.apply)(weights, frames)
+
+
+def _product(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    # Not by einsum, which looks whether N is 1: a graph would not hold for others.
+    batch, _, count, _, channels = x.shape
     if weights.size(1) == 1:
-        return call("hij,bhnjc->bhnic", weights.squeeze(1), frames)
-    return call("nij,bhnjc->bhnic", weights.squeeze(0), frames)
-
-
-def _product(equation: str, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return torch.einsum(equation, weights, x)
+        out = torch.bmm(weights.squeeze(1), x.permute(1, 3, 0, 2, 4).flatten(2))
+        out = out.unflatten(2, (batch, count, channels))
+        return out.permute(2, 0, 3, 1, 4)
+    out = torch.bmm(weights.squeeze(0), x.squeeze(1).permute(1, 2, 0, 3).flatten(2))
+    return out.unflatten(2, (batch, channels)).permute(2, 0, 1, 3).unsqueeze(1)
 
 
 def divide(sums: torch.Tensor, value_size: int) -> torch.Tensor:
@@ -509,25 +538,24 @@ class _Product(torch.autograd.Function):
     """See :func:`product`."""
 
     @staticmethod
-    def forward(ctx, equation, weights, x):
+    def forward(ctx, weights, x):
         """Multiply."""
         ctx.save_for_backward(weights, x)
-        ctx.equation = equation
-        return torch.einsum(equation, weights, x)
+        return _product(weights, x)
 
     @staticmethod
     @gradient
     def backward(ctx, grad):
         """Return the gradients of weights and x."""
         weights, x = ctx.saved_tensors
-        inputs, output = ctx.equation.split("->")
-        of_weights, of_x = inputs.split(",")
+        names, dim = ("hij", 1) if weights.size(1) == 1 else ("nij", 0)
         grad_weights = grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_weights = torch.einsum(f"bhnic,bhnjc->{names}", grad, x).unsqueeze(dim)
         if ctx.needs_input_grad[1]:
-            grad_weights = torch.einsum(f"{output},{of_x}->{of_weights}", grad, x)
-        if ctx.needs_input_grad[2]:
-            grad_x = torch.einsum(f"{of_weights},{output}->{of_x}", weights, grad)
-        return None, grad_weights, grad_x
+            weights = weights.squeeze(dim)
+            grad_x = torch.einsum(f"{names},bhnic->bhnjc", weights, grad)
+        return grad_weights, grad_x
 
 
 class _Divide(torch.autograd.Function):

@@ -14,6 +14,7 @@ from espnet_fastformer.layers.sums import (
     divide,
     greatest_key,
     key_weights,
+    sum_by_filter,
     sum_of_last,
     total,
     weigh,
@@ -71,8 +72,8 @@ def test_bias_of_offsets_is_that_of_all_pairs(frames, radius):
     torch.manual_seed(0)
     bias, x = draw(2, 2 * radius + 1), draw_frames(2, 2, frames)
     expected = by_definition(matrix(bias, frames), x)
-    actual = sum_by_offsets(bias, x)
-    torch.testing.assert_close(normalized(actual), normalized(expected))
+    for actual in (sum_by_offsets(bias, x), sum_by_filter(bias, Sums(x, x))):
+        torch.testing.assert_close(normalized(actual), normalized(expected))
 
 
 @settings(deadline=None, max_examples=50)
