@@ -8,10 +8,11 @@
     python -m benchmarks.exported_wer --exp EXP --corpus /data/LibriSpeech \\
         --subsets test-clean --files streaming/model.onnx
 
-The model and each file decode every utterance by itself, greedily by CTC. Of files for
-streams, the model takes the same chunks. A file that sherpa-onnx runs is decoded three
-times: with ESPnet's features, with the same clipped as sherpa-onnx clips them, and by
-sherpa-onnx from the audio, which gets the zeros that docs/streaming.md asks for.
+The model and each file decode every utterance by itself, greedily by CTC, and tokens
+are compared with the model's. Of files for streams, the model takes the same chunks. A
+file that sherpa-onnx runs is decoded three times: with ESPnet's features, with the same
+clipped as sherpa-onnx clips them, and by sherpa-onnx from the audio, which gets the
+zeros that docs/streaming.md asks for.
 """
 
 import argparse
@@ -43,6 +44,7 @@ COLUMNS = (
     "CER",
     "other tokens in",
     "tokens changed",
+    "other than in the row above",
     "size",
     "seconds of audio a second",
 )
@@ -165,7 +167,7 @@ def main(cmd: Sequence[str] | None = None) -> None:
     # Or the first would pay for reading what the others find in memory.
     for path in texts:
         path.read_bytes()
-    rows, of_model = [], None
+    rows, of_model, before = [], None, None
     title = f"{', '.join(args.subsets)}: {len(texts)} utterances, {audio:.0f} s"
     machine = describe_machine(Settings(threads=args.threads))
     report = Report(title, machine, columns=COLUMNS, rows=rows)
@@ -179,19 +181,20 @@ def main(cmd: Sequence[str] | None = None) -> None:
             tokens.append(" ".join(map(str, transcriber.tokens)))
         speed = audio / (time.perf_counter() - start)
         errors = count_errors(texts, hypotheses)
-        of_model = of_model or tokens
-        others = sum(map(str.__ne__, tokens, of_model))
+        of_model, before = of_model or tokens, before or tokens
         rows.append(
             (
                 name,
                 f"{errors.word_error_rate:.2f}%",
                 f"{errors.character_error_rate:.2f}%",
-                f"{others} of {len(texts)}",
+                f"{sum(map(str.__ne__, tokens, of_model))} of {len(texts)}",
                 f"{jiwer.wer(of_model, tokens):.2%}",
+                f"{sum(map(str.__ne__, tokens, before))} of {len(texts)}",
                 size(path.stat().st_size),
                 number(speed),
             )
         )
+        before = tokens
         print(*rows[-1], sep="\t", flush=True)
         report.save(args.output)
     print(table(COLUMNS, rows))

@@ -36,7 +36,7 @@ def test_files_and_their_model(corpus, tmp_path, capsys):
     model, file = run(exp, corpus, [exact], tmp_path / "result").rows
     assert [model[0], file[0]] == ["valid.cer_ctc.ave.pth", "model.pt2"]
     assert model[1:3] == file[1:3]
-    assert model[3:5] == file[3:5] == ["0 of 3", "0.00%"]
+    assert model[3:6] == file[3:6] == ["0 of 3", "0.00%", "0 of 3"]
     assert float(model[1].rstrip("%")) > 0
 
     with pytest.raises(SystemExit):
@@ -62,9 +62,9 @@ def test_streams_in_each_runtime(corpus, tmp_path, capsys):
     ]
     model, exact, clipped, in_sherpa = rows
     # Nothing in noise is so quiet as to be clipped.
-    assert model[1:5] == exact[1:5] == clipped[1:5]
+    assert model[1:6] == exact[1:6] == clipped[1:6]
     # It is loud up to the ends, of which sherpa-onnx sees other frames.
-    assert in_sherpa[3] == "3 of 3"
+    assert in_sherpa[3] == in_sherpa[5] == "3 of 3"
     assert 0 < float(in_sherpa[4].rstrip("%")) < 40
 
     with pytest.raises(SystemExit):
