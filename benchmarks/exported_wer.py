@@ -10,9 +10,9 @@
 
 The model and each file decode every utterance by itself, greedily by CTC, and tokens
 are compared with the model's. Of files for streams, the model takes the same chunks. A
-file that sherpa-onnx runs is decoded three times: with ESPnet's features, with the same
-clipped as sherpa-onnx clips them, and by sherpa-onnx from the audio, which gets the
-zeros that docs/streaming.md asks for.
+file that sherpa-onnx runs is decoded in steps from the one to the other: with ESPnet's
+features, with these clipped as sherpa-onnx clips them, with the zeros after the audio
+that sherpa-onnx needs, and by sherpa-onnx itself, which sees two other frames at first.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from espnet_fastformer.export.runtime import load
 from espnet_fastformer.inference.audio import duration, read_audio
 from espnet_fastformer.inference.ctc import Span
 from espnet_fastformer.inference.experiment import CONFIG, find_model_file
-from espnet_fastformer.inference.features import Recording
+from espnet_fastformer.inference.features import Recording, extract_features
 from espnet_fastformer.inference.transcriber import Transcriber
 from espnet_fastformer.inference.transcript import Transcript
 
@@ -48,6 +48,8 @@ COLUMNS = (
     "size",
     "seconds of audio a second",
 )
+# Samples of zeros around what sherpa-onnx decodes: see docs/streaming.md.
+BEFORE, AFTER = 80, 16000
 
 
 class Streaming(NamedTuple):
@@ -87,19 +89,24 @@ class ExportedTranscriber(TokenTranscriber):
 
     Args:
         path: The file.
-        clips: Whether to clip features as sherpa-onnx does.
         *args: Those of a Transcriber.
+        clips: Whether to clip features as sherpa-onnx does.
+        zeros: Samples of zeros after the audio.
     """
 
-    def __init__(self, path: Path, clips: bool, *args):
+    def __init__(self, path: Path, *args, clips: bool = False, zeros: int = 0):
         super().__init__(*args)
         self.exported = load(path, clips)
+        self.zeros = zeros
 
     def best_path(
         self, recording: Recording, progress: Callable[[float], object]
     ) -> torch.Tensor:
         """See :meth:`Transcriber.best_path`."""
         feats = recording.feats
+        if self.zeros:
+            samples = torch.nn.functional.pad(recording.samples, (0, self.zeros))
+            feats = extract_features(self.model.frontend, samples)
         log_probs, _ = self.exported(feats, torch.tensor([feats.size(1)]))
         return log_probs[0].argmax(-1)
 
@@ -127,7 +134,7 @@ class SherpaTranscriber(TokenTranscriber):
         """See :meth:`Transcriber.__call__`."""
         recognizer = self.recognizer
         stream = recognizer.create_stream()
-        stream.accept_waveform(self.fs, np.pad(speech, (80, self.fs)))
+        stream.accept_waveform(self.fs, np.pad(speech, (BEFORE, AFTER)))
         stream.input_finished()
         while recognizer.is_ready(stream):
             recognizer.decode_stream(stream)
@@ -217,10 +224,11 @@ def ways(
         name += f", chunks of {chunk_size} frames"
     yield name, model[1], transcriber
     for path in files:
-        yield path.name, path, ExportedTranscriber(path, False, *model)
+        yield path.name, path, ExportedTranscriber(path, *model)
         if streaming(path).is_for_sherpa:
-            clipped = ExportedTranscriber(path, True, *model)
-            yield f"{path.name}, features clipped", path, clipped
+            for step, zeros in (("features clipped", 0), ("and zeros after", AFTER)):
+                clipped = ExportedTranscriber(path, *model, clips=True, zeros=zeros)
+                yield f"{path.name}, {step}", path, clipped
             yield f"{path.name} in sherpa-onnx", path, SherpaTranscriber(path, *model)
 
 
