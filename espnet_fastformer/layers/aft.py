@@ -292,9 +292,13 @@ class AFTFull(AFT):
 
     def _sum_beyond(self, sums: torch.Tensor, frames: int) -> torch.Tensor:
         """Sum (B, 1, 1, T, C) for T beyond ``max_len``, or for any T in one form."""
-        missing = max(0, self.max_len - frames) if not is_exporting() else self.max_len
-        near = F.pad(sums, (0, 0, 0, missing))[:, :, :, : self.max_len]
-        rest = sums[:, :, :, self.max_len :].sum(3, keepdim=True)
+        if is_exporting():  # A slice from max_len on would be for longer T alone.
+            near = F.pad(sums, (0, 0, 0, self.max_len))[:, :, :, : self.max_len]
+            is_near = torch.arange(frames, device=sums.device) < self.max_len
+            rest = sums.masked_fill(is_near[:, None], 0.0).sum(3, keepdim=True)
+        else:
+            near = sums[:, :, :, : self.max_len]
+            rest = sums[:, :, :, self.max_len :].sum(3, keepdim=True)
         weights, rest_weight = exp_bias(self._bias(self.max_len, sums.dtype))
         biased = product(weights[None, None], near) + rest_weight * rest
         unbiased = sums.sum(3, keepdim=True).expand(-1, -1, -1, frames, -1)
