@@ -7,8 +7,8 @@ from espnet3.systems.esp2_asr import task
 
 from benchmarks.study.mixed_encoder import MixedEncoder, NoMixer, register
 from espnet_fastformer import AFTEncoder, FastformerEncoder
+from espnet_fastformer.cpu.fastformer import FoldedFastSelfAttention
 from espnet_fastformer.layers.aft import AFTConv
-from espnet_fastformer.layers.fastformer import FastSelfAttention
 
 OPTIONS = {
     "input_size": 16,
@@ -52,7 +52,13 @@ def test_mixers_take_turns():
         mixers=mixers, aft_type="conv", aft_kernel_size=7, **OPTIONS | {"num_blocks": 5}
     )
     kinds = [type(block.attn) for block in encoder.encoders]
-    assert kinds == [NoMixer, FastSelfAttention, AFTConv, NoMixer, FastSelfAttention]
+    assert kinds == [
+        NoMixer,
+        FoldedFastSelfAttention,
+        AFTConv,
+        NoMixer,
+        FoldedFastSelfAttention,
+    ]
 
 
 @pytest.mark.parametrize(
