@@ -169,7 +169,7 @@ def test_gpu(tmp_path):
             *QUICK,
             *("--num_blocks", "1", "--batch_size", "2", "--minutes", "60"),
             *("--parts", "exactness", "kernels", "training", "streaming", "speed"),
-            *("tests", "--tests", "tests/layers/test_dropout.py"),
+            *("tests", "--tests", "tests/cpu/test_dropout.py"),
             *("--competitors", gpu.BASELINE, "fastformer", "aft-conv"),
             *("--lengths", "0.3", "--training_audio", "0.3"),
             *("--configs", "train_asr_ctc_fastformer_small", "--most_utterances", "2"),
