@@ -23,17 +23,15 @@ from torch._inductor.scheduler import (
     NopKernelSchedulerNode,
 )
 
-from benchmarks.command import get_parser, settings_of
-from benchmarks.encoders import (
-    ENCODERS,
-    FEATURES,
-    FRAMES_PER_SECOND,
-    SHARED,
-    build_encoder,
-)
+from benchmarks.encoders import FEATURES, FRAMES_PER_SECOND, build_encoder
 from benchmarks.kernels import COMPETITORS as ALL
-from benchmarks.kernels import FAST_SELFATTN, REL_SELFATTN, count_step
-from benchmarks.results import Report, describe_machine, table
+from benchmarks.kernels import (
+    FAST_SELFATTN,
+    REL_SELFATTN,
+    count_step,
+    get_count_parser,
+    run,
+)
 
 COMPETITORS = [name for name in ALL if name != FAST_SELFATTN]
 COLUMNS = (
@@ -105,7 +103,7 @@ def count_block(name: str, lengths: torch.Tensor) -> dict[str, Counter]:
     """Count the kernels of one compiled block of an encoder, see :func:`count_graph`.
 
     Args:
-        name: One of :data:`ENCODERS`.
+        name: One of :data:`benchmarks.encoders.ENCODERS`.
         lengths: Frames of features of each utterance (B,).
     """
     encoder = build_encoder(name, num_blocks=1).train()
@@ -147,27 +145,11 @@ def rows(options: argparse.Namespace) -> Iterator[list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = get_parser(__doc__, "fusion")
-    parser.set_defaults(device="cpu")
-    parser.add_argument(
-        "--competitors",
-        nargs="+",
-        choices=[name for name in ENCODERS if name != FAST_SELFATTN],
-        default=COMPETITORS,
-        metavar="NAME",
-        help=f"default: {' '.join(COMPETITORS)}",
-    )
-    parser.add_argument("--seconds", type=float, default=15.0, help="of an utterance")
-    parser.add_argument("--num_blocks", type=int, default=SHARED["num_blocks"])
+    parser = get_count_parser(__doc__, "fusion", COMPETITORS)
     options = parser.parse_args(argv)
-    settings = settings_of(options)
-    torch.set_num_threads(settings.threads)
-    report = Report("Kernels after fusion", describe_machine(settings), columns=COLUMNS)
-    print(table(COLUMNS, []), flush=True)
-    for cells in rows(options):
-        report.rows.append(cells)
-        report.save(options.output)
-        print(f"| {' | '.join(cells)} |", flush=True)
+    if FAST_SELFATTN in options.competitors:
+        parser.error(f"{FAST_SELFATTN} makes no graph: it calls NumPy")
+    run("Kernels after fusion", COLUMNS, rows, options)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ and the numbers are not times of one.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -143,30 +143,53 @@ def traffic_of(counts: Counts) -> int:
     return counts.bytes_read + counts.bytes_written
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    parser = get_parser(__doc__, "kernels")
+def get_count_parser(
+    description: str, name: str, competitors: Sequence[str]
+) -> argparse.ArgumentParser:
+    """Return a parser of what all commands that count kernels need.
+
+    Args:
+        description: Docstring of the command.
+        name: Its name, and that of the files it writes.
+        competitors: Names of encoders that it counts if not told otherwise.
+    """
+    parser = get_parser(description, name)
     parser.set_defaults(device="cpu")
     parser.add_argument(
         "--competitors",
         nargs="+",
         choices=list(ENCODERS),
-        default=COMPETITORS,
+        default=competitors,
         metavar="NAME",
-        help=f"of {', '.join(ENCODERS)} (default: {' '.join(COMPETITORS)})",
+        help=f"of {', '.join(ENCODERS)} (default: {' '.join(competitors)})",
     )
-    parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=15.0, help="of an utterance")
     parser.add_argument("--num_blocks", type=int, default=SHARED["num_blocks"])
-    options = parser.parse_args(argv)
+    return parser
+
+
+def run(
+    title: str,
+    columns: Sequence[str],
+    rows: Callable[[argparse.Namespace], Iterator[list[str]]],
+    options: argparse.Namespace,
+) -> None:
+    """Print rows as they are counted, and save them."""
     settings = settings_of(options)
     torch.set_num_threads(settings.threads)
-    report = Report("Kernels on a GPU", describe_machine(settings), columns=COLUMNS)
-    print(table(COLUMNS, []), flush=True)
+    report = Report(title, describe_machine(settings), columns=columns)
+    print(table(columns, []), flush=True)
     for cells in rows(options):
         report.rows.append(cells)
         report.save(options.output)
         print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = get_count_parser(__doc__, "kernels", COMPETITORS)
+    parser.add_argument("--batch_size", type=int, default=16)
+    run("Kernels on a GPU", COLUMNS, rows, parser.parse_args(argv))
 
 
 if __name__ == "__main__":
