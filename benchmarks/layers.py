@@ -57,6 +57,7 @@ def _build_aft(mixer, wrapper=SelfMixer, **options) -> torch.nn.Module:
 LAYERS = {
     "espnet-fast_selfattn": partial(ESPnetFastSelfAttention, SIZE, HEADS, DROPOUT),
     "fastformer": _build_fastformer,
+    "fastformer-unfolded": partial(FastSelfAttention, SIZE, HEADS, DROPOUT),
     "aft-full-plain": partial(_build_aft, AFTFull, PlainMixer),
     "aft-full": partial(_build_aft, AFTFull),
     "aft-local": partial(_build_aft, AFTLocal),

@@ -27,10 +27,11 @@ class FoldedFastSelfAttention(Replacement, FastSelfAttention):
         y      = x ((W_t diag(k_bar) + I) W_q)^T + const
 
     One or two products of size T x D x D remain where the definition has three. That
-    saves passes over time, which bound a CPU, but starts more kernels: there a layer
-    takes 0.4 to 0.8 of the time at inference and 0.8 in training. Only plain
-    ``torch.nn.Linear`` maps are folded: with adapters, parametrisations, quantisation
-    or hooks on one of the five, all are called on the whole sequence.
+    saves passes over time, which bound a CPU, but starts more kernels. Of 60 s it takes
+    0.5 of the time at inference and 0.7 in training, as benchmarks.layers measures it
+    against ``fastformer-unfolded``. Only plain ``torch.nn.Linear`` maps are folded:
+    with adapters, parametrisations, quantisation or hooks on one of the five, all are
+    called on the whole sequence.
     """
 
     replaces = FastSelfAttention

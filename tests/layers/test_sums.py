@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from espnet_fastformer.layers import pieces
+from espnet_fastformer.layers import pieces, sums
+from espnet_fastformer.layers.aft import AFTConv
 from espnet_fastformer.layers.sums import (
     NO_KEY,
     Sums,
@@ -165,6 +166,28 @@ def test_gradients_of_weighing_and_division(heads, keys, has_padding, around, si
         return divide(sums.cumsum(3), 6 // heads)
 
     assert torch.autograd.gradcheck(average, (key, value), fast_mode=True)
+
+
+def test_own_gradients_keep_less(monkeypatch):
+    """What a layer of AFT-conv keeps for the backward pass, against torch's own."""
+    layer = AFTConv(64)
+    x = torch.randn(2, 320, 64, requires_grad=True)
+
+    def kept() -> int:
+        storages = {}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            layer(x, x, x)
+        return sum(storages.values())
+
+    own = kept()
+    monkeypatch.setattr(sums, "is_traced", lambda: True)
+    assert own < 0.75 * kept()
 
 
 def test_padding_weighs_nothing():
