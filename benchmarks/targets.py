@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from benchmarks import encoders, layers
 from benchmarks.command import get_parser, settings_of
 from benchmarks.measure import Case, Result, Settings, measure
@@ -37,6 +39,8 @@ OUR_LAYERS = ("fastformer", "aft-full", "aft-local", "aft-simple", "aft-conv")
 REL_SELFATTN = "e_branchformer-rel_selfattn"
 FAST_SELFATTN = "e_branchformer-fast_selfattn"
 ESPNET_LAYER = "espnet-fast_selfattn"
+# Frames of a chunk: 640 ms.
+CHUNK = 16
 EXEMPT = "no bfloat16 matrix units here"
 
 
@@ -253,15 +257,44 @@ class Bench:
 
     def training_step(self):
         """Forward and backward of a batch."""
-        cases = [
-            self.encoder(name, 15, 8, mode="training")
-            for name in (*LINEAR_ENCODERS, REL_SELFATTN)
+        ours = [self.encoder(name, 15, 8, mode="training") for name in LINEAR_ENCODERS]
+        in_chunks = [
+            replace(case, name=f"{case.name} in chunks", module=InChunks(case.module))
+            for case in ours
         ]
-        *ours, theirs = self.measure(cases)
-        for result in ours:
+        theirs = self.encoder(REL_SELFATTN, 15, 8, mode="training")
+        theirs, *results = self.measure([theirs, *ours, *in_chunks])
+        ours, in_chunks = results[: len(ours)], results[len(ours) :]
+        for result, chunked in zip(ours, in_chunks, strict=True):
             what = f"{result.name}, training step, 8 x 15 s"
             yield faster(what, theirs, result, 1.5)
             yield memory_share(what, theirs, result, 0.6)
+            yield Target(
+                f"{result.name}, training step in chunks of {CHUNK} frames, 8 x 15 s",
+                "itself",
+                times("the time"),
+                1.3,
+                chunked.median / result.median,
+                both_times(chunked, result),
+                at_most=True,
+            )
+
+
+@dataclass(frozen=True)
+class InChunks:
+    """Builds an encoder that trains on every batch in chunks of one size."""
+
+    build: Callable[[], torch.nn.Module]
+
+    def __call__(self) -> torch.nn.Module:
+        """Build it."""
+        encoder = self.build()
+        encoder.chunk_sizes = self
+        return encoder
+
+    def draw(self) -> int:
+        """Return the size, as an encoder asks for one."""
+        return CHUNK
 
 
 def faster(what: str, theirs: Result, ours: Result, bound: float) -> Target:
