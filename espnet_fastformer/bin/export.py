@@ -104,9 +104,9 @@ def main(cmd: Sequence[str] | None = None) -> int:
 
     model, output = load_by_options(parser, args, load)
     try:
-        difference = _write(output, args.format, model)
         if is_for_streams:
             _write_tokens(output.with_name("tokens.txt"), model.metadata)
+        difference = _write(output, args.format, model)
     except ModuleNotFoundError as error:
         parser.error(
             f"--format {args.format} needs {error.name}: "
@@ -166,7 +166,12 @@ def _write(output: Path, format: str, model):
 def _write_tokens(output: Path, metadata) -> None:
     from espnet_fastformer.export.sherpa import write_tokens
 
-    write_tokens(output, metadata["token_list"], metadata["token_type"])
+    partial = output.with_name(f".{os.getpid()}.{output.name}")
+    try:
+        write_tokens(partial, metadata["token_list"], metadata["token_type"])
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _tell_runtimes(model) -> str:

@@ -113,7 +113,8 @@ def get_parser() -> argparse.ArgumentParser:
         "--num_left_chunks",
         type=int,
         metavar="CHUNKS",
-        help="chunks that each chunk sees before it (default: as in training)",
+        help="chunks that each chunk sees before it, -1 for all (default: as in "
+        "training)",
     )
 
     group = parser.add_argument_group("machine")
@@ -161,6 +162,7 @@ def main(cmd: Sequence[str] | None = None) -> int:
     word_times = args.word_times or args.format == "srt"
     bar_format = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
     hidden = args.streaming or None  # None: where there is no terminal.
+    is_stopped = threading.Event()
     with tqdm(total=sum(durations), bar_format=bar_format, disable=hidden) as bar:
         for (path, output), seconds in zip(outputs, durations, strict=True):
             bar.set_description(Path(path).name)
@@ -169,22 +171,30 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 # The shares may add up to a little more than all.
                 bar.update(min(share * seconds, bar.total - bar.n))
 
+            failure = None
             try:
                 if args.streaming:
-                    transcript = _stream(transcriber, path, args, output)
+                    transcript, failure = _stream(
+                        transcriber, path, args, output, is_stopped
+                    )
                 else:
                     speech = read_audio(path, transcriber.fs)
                     transcript = transcriber(speech, word_times, advance)
+            except OSError:  # of standard output; of the file it would be AudioError
+                raise
             except Exception as error:  # of this file, whatever it is
-                if isinstance(error, AudioError):
-                    message = f"cannot read {error}"
+                transcript, failure = None, error
+            if failure is not None:
+                if isinstance(failure, AudioError):
+                    message = f"cannot read {failure}"
                 else:
-                    message = f"cannot transcribe {path}: {_explain(error)}"
-                logging.debug("%s", path, exc_info=error)
+                    message = f"cannot transcribe {path}: {_explain(failure)}"
+                logging.debug("%s", path, exc_info=failure)
                 bar.write(message, file=sys.stderr)
                 status = 1
-                continue
             if transcript is None:
+                if is_stopped.is_set():
+                    break
                 continue
             content = FORMATS[args.format](path, transcript)
             if output is not None:
@@ -194,12 +204,16 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 except OSError as error:
                     bar.write(f"cannot write {output}: {error}", file=sys.stderr)
                     status = 1
-                continue
-            if args.format == "text" and len(args.audio) > 1:
-                lines = content.splitlines(keepends=True)
-                content = "".join(f"{path}\t{line}" for line in lines)
-            bar.write(content, end="")
-            sys.stdout.flush()
+            else:
+                if args.format == "text" and len(args.audio) > 1:
+                    lines = content.splitlines(keepends=True)
+                    content = "".join(f"{path}\t{line}" for line in lines)
+                bar.write(content, end="")
+                sys.stdout.flush()
+            if is_stopped.is_set():
+                break
+    if is_stopped.is_set():
+        raise KeyboardInterrupt
     return status
 
 
@@ -252,19 +266,23 @@ def _check_options(
 
 
 def _stream(
-    transcriber, path: str, args: argparse.Namespace, output: Path | None
-) -> Transcript | None:
+    transcriber,
+    path: str,
+    args: argparse.Namespace,
+    output: Path | None,
+    is_stopped: threading.Event,
+) -> tuple[Transcript | None, Exception | None]:
     """Transcribe a recording as it comes, and show its text as it comes.
 
-    Returns:
-        The transcript, if it is to be written when it is complete; else None.
+    Ctrl-C sets ``is_stopped`` and ends it as its own end does; a second one at once.
 
-    Raises:
-        KeyboardInterrupt: At Ctrl-C, after the last word.
+    Returns:
+        The transcript, if there is something to be written when it is complete; and
+        what ended the recording early, after which the words up to then are kept.
     """
     import numpy as np
 
-    from espnet_fastformer.inference.audio import live_blocks
+    from espnet_fastformer.inference.audio import AudioError, live_blocks
     from espnet_fastformer.inference.streaming import StreamingTranscriber
 
     streamer = StreamingTranscriber(transcriber, args.chunk_size, args.num_left_chunks)
@@ -287,26 +305,33 @@ def _stream(
             print(start + part.text, end="", flush=True)
         is_first = False
 
-    is_stopped = threading.Event()
-    # Not within a chunk: its words would be lost.
-    handler = signal.signal(signal.SIGINT, lambda *_: is_stopped.set())
+    def stop(*_) -> None:
+        # Not within a chunk: its words would be lost.
+        is_stopped.set()
+        signal.signal(signal.SIGINT, handler)
+
+    failure = None
+    handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, stop)
     try:
         try:
             for block in live_blocks(path, transcriber.fs, is_stopped):
                 take(streamer(block))
-        finally:
-            take(streamer(np.zeros(0, dtype="float32"), is_final=True))
-            if is_live and not args.word_times:
-                print(name if is_first else "", flush=True)
+        except AudioError as error:
+            failure = error
+        take(streamer(np.zeros(0, dtype="float32"), is_final=True))
     finally:
         signal.signal(signal.SIGINT, handler)
-    if is_stopped.is_set():
-        raise KeyboardInterrupt
+    if is_first and failure is not None:
+        return None, failure
     if is_live:
-        return None
+        if not args.word_times:
+            print(name if is_first else "", flush=True)
+        return None, failure
     words = [word for part in parts for word in part.words]
     text = transcriber.separator.join(part.text for part in parts)
-    return Transcript(text, words if args.word_times or args.format == "srt" else None)
+    words = words if args.word_times or args.format == "srt" else None
+    return Transcript(text, words), failure
 
 
 def _explain(error: Exception) -> str:

@@ -126,7 +126,7 @@ class LinearTimeEncoder(AbsEncoder):
             :mod:`espnet_fastformer.cpu`. Parameters and output are the same.
 
     Attributes:
-        block_size: May be changed between streams.
+        block_size: Chunk size of streams that begin.
         decoding_chunk_size: In what chunks :meth:`forward` encodes outside of training;
             None for whole utterances.
 
@@ -318,6 +318,8 @@ class LinearTimeEncoder(AbsEncoder):
             self.refuse_streaming(
                 "merge_method: learned_ave pools over the whole utterance", "concat"
             )
+        if self.takes_tokens:
+            self.refuse_streaming("input_layer: embed takes tokens", "conv2d")
         self.register_load_state_dict_pre_hook(report_mismatch)
 
     def refuse_streaming(self, reason: str, remedy: str):
@@ -387,10 +389,15 @@ class LinearTimeEncoder(AbsEncoder):
 
         Raises:
             TooShortUttError: If subsampling leaves no frame of any utterance.
-            ValueError: If conditioning lacks ``ctc``, or tokens come in place of
-                features or features in place of tokens.
+            ValueError: If conditioning lacks ``ctc``, tokens come in place of features
+                or features in place of tokens, or streams differ in ``ilens``.
         """
         if infer_mode:
+            if ilens is not None and (ilens != xs_pad.size(1)).any():
+                raise ValueError(
+                    "streams of a batch go on by equally many features: ilens must all "
+                    f"be {xs_pad.size(1)}, but are {ilens.tolist()}"
+                )
             return self.forward_infer(xs_pad, prev_states, is_final, ctc)
         if xs_pad.is_floating_point() == self.takes_tokens:
             raise ValueError(
@@ -423,13 +430,15 @@ class LinearTimeEncoder(AbsEncoder):
         if chunk_size is None or chunk_size >= x.size(1):
             x, *intermediate = self._run_blocks(x, mask, None, *options)
         else:
-            outs, _ = self._run_chunks(x, mask, chunk_size, None, *options)
+            cut = chunk_size, self.num_left_chunks
+            outs, _ = self._run_chunks(x, mask, cut, None, *options)
             x, *intermediate = outs
         if not return_all_hs:
             numbers = sorted(self.interctc_layer_idx)
             intermediate = list(zip(numbers, intermediate, strict=False))
         return (x, intermediate) if intermediate else x, olens, None
 
+    @torch.no_grad()
     def forward_infer(
         self,
         xs_pad: torch.Tensor,
@@ -440,7 +449,8 @@ class LinearTimeEncoder(AbsEncoder):
         """Encode what has become complete chunks of streams.
 
         In what parts a stream comes makes no difference: all its output together is
-        that of :meth:`forward` with ``decoding_chunk_size = block_size``.
+        that of :meth:`forward` with ``decoding_chunk_size = block_size``. It has no
+        gradient, which would need all that was heard.
 
         Args:
             xs_pad: Next features of each stream (B, T, F); T may be 0.
@@ -457,91 +467,106 @@ class LinearTimeEncoder(AbsEncoder):
         Raises:
             ValueError: If the encoder cannot stream, or the state does not fit.
         """
-        size = self.block_size
         state = prev_states or self.initial_state(len(xs_pad))
-        state.check(xs_pad, size)
+        state.check(xs_pad)
         xs_pad = torch.cat([state.features, xs_pad], dim=1)
         field, stride = receptive_field(self.embed)
         frames = max(0, (xs_pad.size(1) - field) // stride + 1)
         if not is_final:
-            frames -= frames % size
-        embed, blocks = state.embed, state.blocks
+            frames -= frames % state.block_size
+        x = xs_pad.new_zeros(xs_pad.size(0), 0, self._output_size)
         if frames > 0:
             needed = xs_pad[:, : (frames - 1) * stride + field]
-            xs_pad = xs_pad[:, frames * stride :]
-            x, embed, blocks = self.forward_chunks(needed, embed, blocks, ctc)
-        else:
-            x = xs_pad.new_zeros(xs_pad.size(0), 0, self._output_size)
+            x, state = self.forward_chunks(needed, state, ctc)
+            # Copies: views would keep all that was encoded.
+            state = state._replace(blocks=[part.clone() for part in state.blocks])
         olens = torch.full((x.size(0),), x.size(1), device=x.device)
         if is_final:
             return x, olens, None
-        return x, olens, StreamingState(xs_pad, embed, blocks, size)
+        features = xs_pad[:, frames * stride :].clone()
+        return x, olens, state._replace(features=features)
 
     def forward_chunks(
         self,
         xs_pad: torch.Tensor,
-        embed: list[torch.Tensor],
-        blocks: list[torch.Tensor],
+        state: StreamingState,
         ctc: CTC | None = None,
         mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, StreamingState]:
         """Encode the next chunks of streams.
 
         Args:
             xs_pad: All features that they are made of (B, T, F).
-            embed: State of the input layer, see :class:`StreamingState`.
-            blocks: State of the blocks.
+            state: What came before; its features are not read.
             ctc: Gives the posteriors for ``interctc_use_conditioning``.
             mask: (B, 1, T'), false on output frames after the end; None if there are
                 none.
 
         Returns:
-            Output (B, T', D), and the next state of input layer and blocks.
+            Output (B, T', D), and the next state, with the features of ``state``.
         """
-        chunks = Chunks(self.block_size, states=embed)
+        cut = state.block_size, state.num_left_chunks
+        chunks = Chunks(*cut, state.embed)
         are_real = xs_pad.new_ones(xs_pad.size(0), 1, xs_pad.size(1), dtype=torch.bool)
-        with in_chunks(self.embed, chunks):
+        with in_chunks(chunks):
             x, _ = self._embed(xs_pad, are_real)
-        (x, *_), blocks = self._run_chunks(x, mask, self.block_size, blocks, ctc)
-        return x, chunks.next_states, blocks
+        (x, *_), blocks = self._run_chunks(x, mask, cut, state.blocks, ctc)
+        return x, state._replace(embed=chunks.next_states, blocks=blocks)
 
-    def initial_state(self, batch_size: int) -> StreamingState:
-        """Return the state of streams (B) that are at their beginning.
+    def initial_state(
+        self,
+        batch_size: int,
+        block_size: int | None = None,
+        num_left_chunks: int | None = None,
+    ) -> StreamingState:
+        """Return the state of streams that are at their beginning.
+
+        Args:
+            batch_size: Number of streams B.
+            block_size: Chunk size; None for that of the encoder.
+            num_left_chunks: Chunks that a frame sees before its own, negative for all;
+                None for as many as the encoder's option says.
 
         Raises:
-            ValueError: If the encoder cannot stream.
+            ValueError: If the encoder cannot stream, or an option is out of its range.
         """
         if self.no_streaming:
             raise ValueError(self.no_streaming)
+        if block_size is None:
+            block_size = self.block_size
+        check_sizes(block_size=block_size)
+        if num_left_chunks is None:
+            num_left_chunks = self.num_left_chunks
+        elif num_left_chunks < 0:
+            num_left_chunks = None
+        cut = block_size, num_left_chunks
         like = self.after_norm.weight
         field, _ = receptive_field(self.embed)
         features = like.new_zeros(batch_size, field, self._input_size)
         mask = torch.ones_like(features[:, None, :, 0], dtype=torch.bool)
-        embed = Chunks(self.block_size)
-        blocks = Chunks(self.block_size, self.num_left_chunks)
-        with torch.no_grad(), in_chunks(self.embed, embed):
+        embed, blocks = Chunks(*cut), Chunks(*cut)
+        with torch.no_grad(), in_chunks(embed):
             x, _ = self._embed(features, mask)
-        x, mask = pad_to_chunks(x, None, self.block_size)
-        with torch.no_grad(), in_chunks(self.encoders, blocks):
+        x, mask = pad_to_chunks(x, None, block_size)
+        with torch.no_grad(), in_chunks(blocks):
             for block in self.encoders:
                 block(x, mask)
-        return StreamingState(
-            features[:, :0],
-            embed.initial_states,
-            blocks.initial_states,
-            self.block_size,
-        )
+        states = embed.initial_states, blocks.initial_states
+        return StreamingState(features[:, :0].clone(), *states, *cut)
 
     def _run_chunks(
         self,
         x: torch.Tensor,
         mask: torch.Tensor | None,
-        chunk_size: int,
+        cut: tuple[int, int | None],
         states: list[torch.Tensor] | None,
         *options,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Do as :meth:`_run_blocks` in chunks, from one state to the next."""
-        frames = x.size(1)
+        """Do as :meth:`_run_blocks` in chunks, from one state to the next.
+
+        ``cut`` is their size, and how many earlier ones a frame sees.
+        """
+        frames, chunk_size = x.size(1), cut[0]
         x, mask = pad_to_chunks(x, mask, chunk_size)
         at_once = x.size(1)
         if pieces.is_long(at_once):
@@ -549,7 +574,7 @@ class LinearTimeEncoder(AbsEncoder):
         parts = []
         for first in range(0, x.size(1), at_once):
             part = slice(first, first + at_once)
-            chunks = Chunks(chunk_size, self.num_left_chunks, states)
+            chunks = Chunks(*cut, states)
             part_of_mask = None if mask is None else mask[..., part]
             parts.append(self._run_blocks(x[:, part], part_of_mask, chunks, *options))
             states = chunks.next_states
@@ -616,7 +641,7 @@ class LinearTimeEncoder(AbsEncoder):
         mask: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         def call_in_chunks(x, mask):
-            with in_chunks(block, chunks):
+            with in_chunks(chunks):
                 return block(x, mask)
 
         if chunks is not None:

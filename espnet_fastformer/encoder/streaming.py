@@ -20,20 +20,17 @@ class StreamingState(NamedTuple):
         embed: State of the input layer: the position, if it encodes positions.
         blocks: State of the blocks, each (B, ...).
         block_size: Chunk size of the streams.
+        num_left_chunks: Chunks that a frame sees before its own; None for all.
     """
 
     features: torch.Tensor
     embed: list[torch.Tensor]
     blocks: list[torch.Tensor]
     block_size: int
+    num_left_chunks: int | None
 
-    def check(self, features: torch.Tensor, block_size: int) -> None:
+    def check(self, features: torch.Tensor) -> None:
         """Raise ValueError if the next features (B, T, F) cannot follow on these."""
-        if block_size != self.block_size:
-            raise ValueError(
-                f"the stream began with block_size {self.block_size}, but block_size "
-                f"now is {block_size}"
-            )
         if features.shape[::2] != self.features.shape[::2]:
             raise ValueError(
                 "the state of the stream belongs to another model or batch: it has "
@@ -46,30 +43,30 @@ class StreamingState(NamedTuple):
         """Put streams into one batch; each may be at another position.
 
         Raises:
-            ValueError: If they have other chunk sizes, or do not wait for equally many
+            ValueError: If they cut time in other ways, or do not wait for equally many
                 features.
         """
-        if len({(s.block_size, s.features.size(1)) for s in states}) > 1:
+        cuts = {(x.block_size, x.num_left_chunks, x.features.size(1)) for x in states}
+        if len(cuts) > 1:
             raise ValueError(
-                "streams of a batch need one block_size, and features of equal length "
-                "that are not encoded yet"
+                "streams of a batch need one block_size and num_left_chunks, and "
+                "features of equal length that are not encoded yet"
             )
-        features, embed, blocks, sizes = zip(*states, strict=True)
+        features, embed, blocks, *_ = zip(*states, strict=True)
         return cls(
             torch.cat(features),
             [torch.cat(parts) for parts in zip(*embed, strict=True)],
             [torch.cat(parts) for parts in zip(*blocks, strict=True)],
-            sizes[0],
+            *states[0][3:],
         )
 
     def split(self) -> list["StreamingState"]:
         """Return the state of each stream of a batch."""
         return [
-            StreamingState(
-                self.features[i : i + 1],
-                [x[i : i + 1] for x in self.embed],
-                [x[i : i + 1] for x in self.blocks],
-                self.block_size,
+            self._replace(
+                features=self.features[i : i + 1],
+                embed=[x[i : i + 1] for x in self.embed],
+                blocks=[x[i : i + 1] for x in self.blocks],
             )
             for i in range(len(self.features))
         ]

@@ -1,18 +1,21 @@
 """What of a trained model an exported file is made of."""
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from espnet2.asr.frontend.abs_frontend import AbsFrontend
-from espnet2.layers.utterance_mvn import UtteranceMVN
 
 from espnet_fastformer.export import sherpa
 from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.streaming import StreamingCTCEncoder
 from espnet_fastformer.inference.ctc import BLANK
-from espnet_fastformer.inference.model import load_model, sampling_rate, speech_volume
+from espnet_fastformer.inference.model import (
+    check_streaming,
+    load_model,
+    sampling_rate,
+    speech_volume,
+)
 from espnet_fastformer.options import check_sizes
 
 
@@ -101,23 +104,8 @@ def for_streams(model: Exportable, chunk_size: int | None = None) -> Exportable:
     """
     module = model.module
     encoder = module.encoder
-    if encoder.no_streaming:
-        raise ValueError(encoder.no_streaming)
-    if isinstance(module.normalize, UtteranceMVN):
-        raise ValueError(
-            "normalize: utterance_mvn needs the whole utterance, which cannot be "
-            "streamed; take global_mvn"
-        )
-    if model.metadata["speech_volume_normalize"] is not None:
-        raise ValueError(
-            "speech_volume_normalize needs the whole utterance, which cannot be "
-            "streamed; take null"
-        )
-    if encoder.chunk_sizes is None:
-        logging.warning(
-            "the encoder was trained on whole utterances alone, and will make many "
-            "errors in chunks: train it with dynamic_chunk_training: true"
-        )
+    volume = model.metadata["speech_volume_normalize"]
+    check_streaming(encoder, module.normalize, volume)
     if chunk_size is not None:
         check_sizes(chunk_size=chunk_size)
         encoder.block_size = chunk_size

@@ -7,12 +7,12 @@ the first holds the state of all layers.
 """
 
 import math
-from collections.abc import Iterator, Sequence
 
 import torch
 from typeguard import typechecked
 
 from espnet_fastformer.encoder.input_layer import receptive_field
+from espnet_fastformer.encoder.streaming import StreamingState
 from espnet_fastformer.export.module import CTCEncoder, normalize_padded
 from espnet_fastformer.inference.ctc import BLANK
 
@@ -46,9 +46,13 @@ class StreamingCTCEncoder(torch.nn.Module):
         field, stride = receptive_field(module.encoder.embed)
         chunk = module.encoder.block_size
         self.size, self.shift = field + (chunk - 1) * stride, chunk * stride
-        state = module.encoder.initial_state(1)
-        self._parts = [state.embed, state.blocks]
-        self.register_buffer("initial", _flatten(self._parts), persistent=False)
+        self._state = module.encoder.initial_state(1)
+        if not (self._state.embed or self._state.blocks):
+            raise ValueError(
+                "chunks that see nothing before them have no state to export: "
+                "num_left_chunks must be at least 1"
+            )
+        self.register_buffer("initial", _flatten(self._state), persistent=False)
         blank = torch.full([module.ctc.ctc_lo.out_features], -torch.inf)
         blank[BLANK] = 0.0
         self.register_buffer("blank", blank, persistent=False)
@@ -97,7 +101,7 @@ class StreamingCTCEncoder(torch.nn.Module):
         module, encoder = self.module, self.module.encoder
         state, padding, *unused, frames = caches
         begins = frames.eq(0)[:, None]
-        states = self._unflatten(torch.where(begins, self.initial, state[0]))
+        before = self._unflatten(torch.where(begins, self.initial, state[0]))
         feats = (x - self.offset) / self.scale
         missing = padding[0, :, 0].to(torch.int64)
         lengths = self.size - missing[:, 0]
@@ -107,21 +111,26 @@ class StreamingCTCEncoder(torch.nn.Module):
         stride = self.shift // encoder.block_size
         ends = torch.arange(stride, self.shift + 1, stride, device=x.device)
         is_real = ends <= self.shift - missing
-        hidden, *states = encoder.forward_chunks(
-            feats, *states, ctc=module.ctc, mask=is_real[:, None]
+        hidden, after = encoder.forward_chunks(
+            feats, before, ctc=module.ctc, mask=is_real[:, None]
         )
         log_probs = module.ctc.log_softmax(hidden)
         log_probs = torch.where(is_real[:, :, None], log_probs, self.blank)
         kept = [cache.clone() for cache in (padding, *unused)]
-        return [log_probs, _flatten(states)[None], *kept, frames + self.shift]
+        return [log_probs, _flatten(after)[None], *kept, frames + self.shift]
 
-    def _unflatten(self, state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        flat = iter(state.split([x.numel() for x in sum(self._parts, [])], dim=1))
-        for parts in self._parts:
-            yield [next(flat).reshape(-1, *x.shape[1:]).to(x.dtype) for x in parts]
+    def _unflatten(self, flat: torch.Tensor) -> StreamingState:
+        like = [*self._state.embed, *self._state.blocks]
+        parts = flat.split([x.numel() for x in like], dim=1)
+        parts = [
+            part.reshape(-1, *x.shape[1:]).to(x.dtype)
+            for part, x in zip(parts, like, strict=True)
+        ]
+        count = len(self._state.embed)
+        return self._state._replace(embed=parts[:count], blocks=parts[count:])
 
 
-def _flatten(states: Sequence[list[torch.Tensor]]) -> torch.Tensor:
-    """Put a state into one tensor (B, S) of float32."""
-    parts = [x.reshape(x.size(0), -1) for parts in states for x in parts]
+def _flatten(state: StreamingState) -> torch.Tensor:
+    """Put a state, but for its features, into one tensor (B, S) of float32."""
+    parts = [x.reshape(x.size(0), -1) for x in (*state.embed, *state.blocks)]
     return torch.cat([x.to(torch.float32) for x in parts], dim=1)

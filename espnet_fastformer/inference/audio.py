@@ -114,13 +114,20 @@ def open_audio(path: str | Path) -> Iterator[soundfile.SoundFile]:
 def open_live(path: str | Path) -> Iterator[soundfile.SoundFile]:
     """Open a pipe that is read while it is written, else as :func:`open_audio`."""
     is_stdin = str(path) == STDIN
-    if not is_stdin and not stat.S_ISFIFO(os.stat(path).st_mode):
+    mode = os.stat(0 if is_stdin else path).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         with open_audio(path) as file:
             yield file
         return
     with open(0 if is_stdin else path, "rb", buffering=0, closefd=not is_stdin) as pipe:
-        # libsndfile reads WAV, AU and others from pipes.
         with soundfile.SoundFile(pipe.fileno(), closefd=False) as file:
+            # In these libsndfile goes back; what has no samples has a header that was
+            # written before it was known how many there are.
+            if file.format in ("FLAC", "MP3") or file.frames == 0:
+                raise AudioError(
+                    f"{path}: a pipe must be WAV, AU or OGG, and its header must leave "
+                    "the length open, as that of ... | ffmpeg -i - -f wav - | ..."
+                )
             yield file
 
 
@@ -157,8 +164,7 @@ def live_blocks(
     """Read a recording while it goes on, to its end or until it is stopped.
 
     Args:
-        path: As of :func:`read_audio`; a pipe needs a format that tells its length
-            nowhere or at its start, such as WAV or AU.
+        path: As of :func:`read_audio`, but a pipe must be WAV, AU or OGG.
         fs: Sampling rate wanted, in Hz.
         is_stopped: Ends the recording, even if a pipe is silent.
 
@@ -175,15 +181,19 @@ def live_blocks(
             with open_live(path) as file:
                 for block in resampled_blocks(file, fs, _LIVE_SECONDS):
                     blocks.put(block)
+                    if is_stopped.is_set():
+                        break
             blocks.put(None)
         except Exception as error:
             blocks.put(error)
 
     threading.Thread(target=read, daemon=True).start()
-    while not is_stopped.is_set():
+    while True:
         try:
             block = blocks.get(timeout=_LIVE_SECONDS)
         except queue.Empty:
+            if is_stopped.is_set():  # All that was read has been handed on.
+                return
             continue
         if block is None:
             return

@@ -8,7 +8,7 @@ from espnet2.asr.frontend.default import DefaultFrontend
 from espnet2.layers.abs_normalize import AbsNormalize
 from espnet2.layers.stft import Stft
 from espnet2.train.abs_espnet_model import AbsESPnetModel
-from torch.nn.functional import max_pool1d
+from torch.nn.functional import max_pool1d, pad
 
 from espnet_fastformer.encoder.input_layer import receptive_field
 from espnet_fastformer.layers import pieces
@@ -85,8 +85,8 @@ def find_sound(samples: torch.Tensor, fs: int) -> torch.Tensor:
         fs: Their sampling rate, in Hz.
 
     Returns:
-        For each tenth of a second (ceil(10 N / fs),) whether there is sound within
-        half a second of it, as the tokens of CTC may come later than their sound.
+        For each tenth of a second (ceil(10 N / fs),) whether there is sound in it or in
+        the half second before, as the tokens of CTC may come later than their sound.
     """
     block = fs // 10
     if len(samples) == 0:
@@ -94,10 +94,8 @@ def find_sound(samples: torch.Tensor, fs: int) -> torch.Tensor:
     ends = samples[-1:].expand(-len(samples) % block)
     blocks = torch.cat([samples, ends]).view(-1, block)
     is_sound = blocks.amax(1) - blocks.amin(1) > _LAST_BIT
-    near = max_pool1d(
-        is_sound[None].float(), 2 * SOUND_REACH + 1, stride=1, padding=SOUND_REACH
-    )
-    return near[0] > 0
+    heard = pad(is_sound[None].float(), (SOUND_REACH, 0))
+    return max_pool1d(heard, SOUND_REACH + 1, stride=1)[0] > 0
 
 
 def least_samples(model: AbsESPnetModel) -> int:

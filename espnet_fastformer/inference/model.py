@@ -8,9 +8,13 @@ from pathlib import Path
 
 import humanfriendly
 import torch
+from espnet2.layers.abs_normalize import AbsNormalize
+from espnet2.layers.utterance_mvn import UtteranceMVN
 from espnet2.tasks.asr import ASRTask
 from espnet2.torch_utils.safe_torch_load import safe_torch_load
 from espnet2.train.abs_espnet_model import AbsESPnetModel
+
+from espnet_fastformer.encoder.linear_time_encoder import LinearTimeEncoder
 
 
 def load_model(
@@ -61,6 +65,38 @@ def sampling_rate(args: Namespace) -> int:
 def speech_volume(args: Namespace) -> float | None:
     """Return the largest sample of each recording in training; None if as recorded."""
     return getattr(args, "speech_volume_normalize", None)
+
+
+def check_streaming(
+    encoder: LinearTimeEncoder, normalize: AbsNormalize | None, volume: float | None
+) -> None:
+    """Check that a model can stream, and warn if it was not trained to.
+
+    Args:
+        encoder: Its encoder.
+        normalize: Its normalisation.
+        volume: As of :func:`speech_volume`.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if encoder.no_streaming:
+        raise ValueError(encoder.no_streaming)
+    if isinstance(normalize, UtteranceMVN):
+        raise ValueError(
+            "normalize: utterance_mvn takes the mean of a whole utterance, which a "
+            "stream has not: train with normalize: global_mvn"
+        )
+    if volume is not None:
+        raise ValueError(
+            "speech_volume_normalize goes by the loudest sample of a recording, which "
+            "a stream does not know: train without it"
+        )
+    if encoder.chunk_sizes is None:
+        logging.warning(
+            "the encoder was trained on whole utterances alone, and will make many "
+            "errors in chunks: train it with dynamic_chunk_training: true"
+        )
 
 
 def read_parameters(path: str | Path) -> dict[str, torch.Tensor]:

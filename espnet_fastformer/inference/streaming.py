@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from espnet2.asr.frontend.default import DefaultFrontend
-from espnet2.layers.utterance_mvn import UtteranceMVN
 from typeguard import typechecked
 
 from espnet_fastformer.inference.ctc import BLANK, Span
@@ -15,8 +14,10 @@ from espnet_fastformer.inference.features import (
     is_framewise,
     normalize_features,
 )
+from espnet_fastformer.inference.model import check_streaming
 from espnet_fastformer.inference.transcriber import Transcriber
 from espnet_fastformer.inference.transcript import Transcript
+from espnet_fastformer.options import check_sizes
 
 
 class FeatureStream:
@@ -45,8 +46,8 @@ class FeatureStream:
         self.before = stft.n_fft // 2 if stft.center else 0
         self.after = stft.n_fft - self.before
         self.context = -(-self.before // self.hop)
-        self.samples = torch.zeros(0)
-        self.dropped = 0
+        self.samples = torch.zeros(0)  # From the first frame on that is seen again.
+        self.first = 0
         self.frames = 0
 
     def __call__(self, samples: torch.Tensor, is_final: bool) -> torch.Tensor:
@@ -55,22 +56,20 @@ class FeatureStream:
         Those at the end mirror it, and are there if ``is_final``.
         """
         self.samples = torch.cat([self.samples.to(samples), samples])
-        length = self.dropped + len(self.samples)
+        length = self.first * self.hop + len(self.samples)
         window = 2 * self.before if is_final else self.before
         stop = (length + window - self.before - self.after) // self.hop + 1
         # What is mirrored must be longer than the mirror image.
         if stop <= self.frames or length <= self.before:
             return samples.new_zeros(1, 0, self.frontend.output_size())
-        first = max(self.frames - self.context, 0)
-        piece = self.samples[first * self.hop - self.dropped :]
-        feats = call_frontend(self.frontend, piece)[
-            :, self.frames - first : stop - first
+        feats = call_frontend(self.frontend, self.samples)[
+            :, self.frames - self.first : stop - self.first
         ]
         self.frames = stop
-        # Of what is mirrored at the end, a window comes again.
-        needed = max(stop - 2 * self.context - 1, 0) * self.hop
-        self.samples = self.samples[needed - self.dropped :].clone()
-        self.dropped = needed
+        # To mirror samples, the STFT needs one more: hence another frame before.
+        first = max(stop - self.context - 1, 0)
+        self.samples = self.samples[(first - self.first) * self.hop :].clone()
+        self.first = first
         return feats
 
 
@@ -81,11 +80,11 @@ class StreamingTranscriber:
         transcriber: With the model, whose encoder can stream.
         chunk_size: Output frames that are encoded together; None for the
             ``block_size`` of the model.
-        num_left_chunks: Chunks that each sees before it; None for as many as in
-            training.
+        num_left_chunks: Chunks that each sees before it, negative for all; None for as
+            many as in training.
 
     Raises:
-        ValueError: If the model cannot be streamed.
+        ValueError: If the model cannot be streamed, or a chunk size is not positive.
     """
 
     @typechecked
@@ -97,31 +96,15 @@ class StreamingTranscriber:
     ):
         model = transcriber.model
         transcriber.check_word_times()
-        if isinstance(model.normalize, UtteranceMVN):
-            raise ValueError(
-                "normalize: utterance_mvn takes the mean of a whole utterance, which a "
-                "stream has not: train with normalize: global_mvn"
-            )
-        if transcriber.volume is not None:
-            raise ValueError(
-                "speech_volume_normalize goes by the loudest sample of a recording, "
-                "which a stream does not know: train without it"
-            )
+        check_streaming(model.encoder, model.normalize, transcriber.volume)
         if model.preencoder is not None:
             raise ValueError("streaming knows no preencoder")
         if chunk_size is not None:
-            if chunk_size < 1:
-                raise ValueError(f"chunk_size must be at least 1, but is {chunk_size}")
-            model.encoder.block_size = chunk_size
-        if num_left_chunks is not None:
-            if num_left_chunks < 0:
-                raise ValueError(
-                    f"num_left_chunks must be at least 0, but is {num_left_chunks}"
-                )
-            model.encoder.num_left_chunks = num_left_chunks
+            check_sizes(chunk_size=chunk_size)
         self.transcriber = transcriber
         self._features = FeatureStream(model.frontend)
-        self._state = model.encoder.initial_state(1)
+        self._state = model.encoder.initial_state(1, chunk_size, num_left_chunks)
+        self._has_ended = False
         self._options = {}
         if model.encoder.interctc_use_conditioning:
             self._options["ctc"] = model.ctc
@@ -147,7 +130,16 @@ class StreamingTranscriber:
 
         Returns:
             Words with times, in the order in which they were said.
+
+        Raises:
+            ValueError: If the recording has ended before.
         """
+        if self._has_ended:
+            raise ValueError(
+                "the recording has ended: the next one needs a StreamingTranscriber of "
+                "its own"
+            )
+        self._has_ended = is_final
         transcriber = self.transcriber
         samples = transcriber.to_samples(speech)
         self._samples = torch.cat([self._samples.to(samples), samples])
@@ -177,14 +169,11 @@ class StreamingTranscriber:
     def _read(self, path: torch.Tensor) -> None:
         """Merge repeated tokens, also with those of the calls before."""
         for token in path.tolist():
-            if (
-                token == self._token
-                and self._spans
-                and token not in self.transcriber.silent
-            ):
+            if token not in self.transcriber.silent:
+                if token != self._token:
+                    self._spans.append(Span(token, self._frame, self._frame))
+                # It goes on only while its word does, so that it is still here.
                 self._spans[-1] = self._spans[-1]._replace(end=self._frame + 1)
-            elif token != self._token and token not in self.transcriber.silent:
-                self._spans.append(Span(token, self._frame, self._frame + 1))
             self._token = token
             self._frame += 1
 

@@ -10,6 +10,7 @@ A whole utterance in chunks and a stream are the same call. A stream hands on th
 chunks, with the state that the call before returned.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -67,24 +68,27 @@ class Chunks:
         self.next_states.extend(state)
 
 
+# Of each thread, as several may call one model.
+_call = threading.local()
+
+
 class ChunkedLayer:
     """A layer whose output depends on other frames, and that can do it in chunks."""
 
-    #: How time is cut in the present call; None for an utterance as one.
-    chunks: Chunks | None = None
+    @property
+    def chunks(self) -> Chunks | None:
+        """How time is cut in the present call; None for an utterance as one."""
+        return getattr(_call, "chunks", None)
 
 
 @contextmanager
-def in_chunks(module: torch.nn.Module, chunks: Chunks | None) -> Iterator[None]:
-    """Let the layers of a module cut time in this way."""
-    layers = [m for m in module.modules() if isinstance(m, ChunkedLayer)]
-    for layer in layers:
-        layer.chunks = chunks
+def in_chunks(chunks: Chunks) -> Iterator[None]:
+    """Let layers that are called cut time in this way."""
+    _call.chunks = chunks
     try:
         yield
     finally:
-        for layer in layers:
-            layer.chunks = None
+        _call.chunks = None
 
 
 def pad_to_chunks(

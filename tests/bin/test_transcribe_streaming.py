@@ -11,6 +11,8 @@ import pytest
 import soundfile
 
 from espnet_fastformer.bin import transcribe
+from espnet_fastformer.inference import audio
+from espnet_fastformer.inference.streaming import StreamingTranscriber
 from tests.inference.models import make_experiment, noise
 
 CONF = {"input_layer": "conv2d", "block_size": 4}
@@ -93,6 +95,33 @@ def test_ctrl_c_ends_with_all_that_was_said(exp, talk):
     assert b"Traceback" not in process.stderr.read()
 
 
+def test_ctrl_c_loses_neither_transcript_nor_what_was_read(
+    exp, talk, tmp_path, monkeypatch
+):
+    read, heard = [], []
+
+    def count_read(*args):
+        for block in blocks(*args):
+            read.append(len(block))
+            yield block
+
+    def stop_at_first(self, speech, is_final=False):
+        if not heard:
+            signal.raise_signal(signal.SIGINT)
+        heard.append(len(speech))
+        return call(self, speech, is_final)
+
+    blocks, call = audio.resampled_blocks, StreamingTranscriber.__call__
+    monkeypatch.setattr(audio, "resampled_blocks", count_read)
+    monkeypatch.setattr(StreamingTranscriber, "__call__", stop_at_first)
+    options = "--format", "json", "--output_dir", tmp_path / "out"
+    assert run(exp, talk, "never.wav", *options) == 130
+    content = json.loads((tmp_path / "out" / "talk.json").read_text())
+    assert content["text"]
+    assert sum(heard) == sum(read) > 0
+    assert len(list((tmp_path / "out").iterdir())) == 1
+
+
 def test_what_was_said_before_a_file_breaks_is_kept(exp, tmp_path, capsys):
     speech = noise(8)
     speech[110_000:] = float("nan")
@@ -101,6 +130,27 @@ def test_what_was_said_before_a_file_breaks_is_kept(exp, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert len(out.split()) > 3 and out.endswith("\n")
     assert "cannot read" in err and "broken.wav: it has infinite samples" in err
+    options = "--format", "json", "--output_dir", tmp_path / "out"
+    assert run(exp, tmp_path / "broken.wav", *options) == 1
+    content = json.loads((tmp_path / "out" / "broken.json").read_text())
+    assert content["text"] == out.strip()
+
+
+def test_a_file_that_cannot_be_read_has_no_transcript(exp, talk, tmp_path, capsys):
+    assert run(exp, tmp_path / "none.wav", talk) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{talk}\t") and out.count("\n") == 1
+    assert "cannot read" in err
+
+
+def test_closed_output_ends_it(exp, talk, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(transcribe, "print", fail, raising=False)
+    with pytest.raises(BrokenPipeError):
+        transcribe.main.__wrapped__(["--exp", str(exp), "--streaming", str(talk)])
+    assert "cannot" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_state_does_not_grow(name, num_left_chunks):
 
     def count(state):
         parts = [state.features, *state.embed, *state.blocks]
-        return sum(part.numel() * part.element_size() for part in parts)
+        return sum(part.untyped_storage().nbytes() for part in parts)
 
     state = encoder.initial_state(1)
     least = count(state)
@@ -213,11 +213,34 @@ def test_state_that_does_not_fit_is_refused():
     other = build("aft-conv", block_size=4)
     with pytest.raises(ValueError, match="another model, batch or chunk size"):
         other.forward_infer(xs_pad, state)
-    encoder.block_size = 8
-    with pytest.raises(ValueError, match="began with block_size 4"):
-        encoder.forward_infer(xs_pad, state)
-    with pytest.raises(ValueError, match="one block_size"):
-        StreamingState.batch([state, encoder.initial_state(1)])
+    for options in ({}, {"block_size": 8}, {"num_left_chunks": 2}):
+        with pytest.raises(ValueError, match="one block_size and num_left_chunks"):
+            StreamingState.batch([state, encoder.initial_state(1, **options)])
+
+
+def test_stream_goes_on_as_it_began():
+    encoder = build("fastformer", block_size=4, num_left_chunks=2)
+    xs_pad, _ = features([151])
+    expected = whole(encoder, xs_pad)
+    encoder.block_size, encoder.num_left_chunks = 8, None
+    begun = encoder.initial_state(1, block_size=4, num_left_chunks=2)
+    first, _, state = encoder.forward_infer(xs_pad[:, :70], begun, is_final=False)
+    rest, _, _ = encoder.forward_infer(xs_pad[:, 70:], state)
+    torch.testing.assert_close(torch.cat([first, rest], 1), expected)
+    assert encoder.initial_state(1, num_left_chunks=-1).num_left_chunks is None
+
+
+def test_streams_keep_nothing_for_gradients():
+    encoder = build("aft-conv", block_size=4)
+    out, _, state = encoder.forward_infer(features([70])[0], is_final=False)
+    assert not any(x.requires_grad for x in (out, *state.blocks))
+
+
+def test_padded_streams_are_refused():
+    encoder = build("fastformer", block_size=4)
+    xs_pad, ilens = features([100, 20])
+    with pytest.raises(ValueError, match=r"must all be 100, but are \[100, 20\]"):
+        encoder(xs_pad, ilens, infer_mode=True)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +249,7 @@ def test_state_that_does_not_fit_is_refused():
         ("aft-full", {}, "aft_type: full"),
         ("aft-local", {"aft_bias": "factorized"}, "aft_bias: factorized"),
         ("fastformer", {"pos_enc_layer_type": "conv"}, "pos_enc_layer_type: conv"),
+        ("fastformer", {"input_layer": "embed"}, "input_layer: embed"),
         (
             "fastformer",
             {"block_type": "branchformer", "merge_method": "learned_ave"},

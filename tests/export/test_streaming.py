@@ -92,6 +92,11 @@ def test_preencoder_is_part_of_it():
     check(module, *stream(module, *inputs), *inputs)
 
 
+def test_chunks_without_a_state_are_refused():
+    with pytest.raises(ValueError, match="num_left_chunks must be at least 1"):
+        make("aft-simple", block_type="transformer", num_left_chunks=0)
+
+
 def test_conditioning_is_part_of_it():
     options = {"interctc_layer_idx": [1], "interctc_use_conditioning": True}
     module = make("fastformer", num_blocks=2, **options)

@@ -1,3 +1,4 @@
+import io
 import os
 import shutil
 import subprocess
@@ -11,7 +12,12 @@ import soundfile
 import soxr
 
 from espnet_fastformer.inference import audio
-from espnet_fastformer.inference.audio import AudioError, duration, read_audio
+from espnet_fastformer.inference.audio import (
+    AudioError,
+    duration,
+    live_blocks,
+    read_audio,
+)
 
 FS = 16000
 
@@ -70,6 +76,37 @@ def test_a_pipe(tmp_path):
     writer.join()
     os.close(source)
     np.testing.assert_array_equal(speech, read_audio(tmp_path / "tone.flac", FS))
+
+
+def read_live(content: bytes) -> np.ndarray:
+    source, target = os.pipe()
+    with os.fdopen(target, "wb") as pipe:
+        pipe.write(content)
+    try:
+        path = f"/dev/fd/{source}"
+        return np.concatenate(list(live_blocks(path, FS, threading.Event())))
+    finally:
+        os.close(source)
+
+
+def test_a_live_pipe():
+    file = io.BytesIO()
+    soundfile.write(file, tones(0.5, FS), FS, format="WAV")
+    head, data, samples = file.getvalue().partition(b"data")
+    size, samples = samples[:4], samples[4:]
+    assert int.from_bytes(size, "little") == len(samples) == FS
+    for promised in (b"\xff\xff\xff\xff", size):
+        assert len(read_live(head + data + promised + samples)) == FS // 2
+    with pytest.raises(AudioError, match="must leave the length open"):
+        read_live(head + data + bytes(4) + samples)
+
+
+@pytest.mark.parametrize("format", ["FLAC", "MP3"])
+def test_a_live_pipe_of_what_goes_back_is_refused(format):
+    file = io.BytesIO()
+    soundfile.write(file, tones(0.5, FS), FS, format=format)
+    with pytest.raises(AudioError):
+        read_live(file.getvalue())
 
 
 def test_a_name_that_is_no_text(tmp_path):

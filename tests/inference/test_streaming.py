@@ -58,6 +58,7 @@ def stream(streamer, speech, ends):
         {"center": False},
         {"hop_length": 300},
         {"n_fft": 512, "hop_length": 128},
+        {"n_fft": 512, "hop_length": 256},
     ],
     ids=str,
 )
@@ -79,7 +80,8 @@ def test_features_of_pieces_are_those_of_the_whole(options, data):
 
 @pytest.mark.parametrize("piece", [160, 1000, 16000, 200000])
 def test_words_are_those_of_the_whole_in_chunks(transcriber, piece):
-    speech = noise(12)
+    silence = np.zeros(16000 * 2, dtype="float32")
+    speech = np.concatenate([silence, noise(6), silence, noise(6)])
     transcriber.model.encoder.decoding_chunk_size = 4
     whole = transcriber(speech, word_times=True)
     streamer = StreamingTranscriber(transcriber)
@@ -118,12 +120,30 @@ def test_memory_does_not_grow(transcriber):
 
 
 def test_chunk_size_and_history_are_those_asked_for(transcriber):
-    encoder = transcriber.model.encoder
-    StreamingTranscriber(transcriber, chunk_size=7, num_left_chunks=3)
-    assert (encoder.block_size, encoder.num_left_chunks) == (7, 3)
-    for options in ({"chunk_size": 0}, {"num_left_chunks": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} must be at least"):
-            StreamingTranscriber(transcriber, **options)
+    speech = noise(6)
+    alone = stream(StreamingTranscriber(transcriber), speech, [16000])
+    streamer = StreamingTranscriber(transcriber)
+    other = StreamingTranscriber(transcriber, chunk_size=7, num_left_chunks=3)
+    words = streamer(speech[:16000]).words
+    others = stream(other, speech, [16000])
+    words += stream(streamer, speech[16000:], [])
+    assert words == alone != others
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        StreamingTranscriber(transcriber, chunk_size=0)
+
+
+def test_one_recording_each(transcriber):
+    streamer = StreamingTranscriber(transcriber)
+    streamer(noise(1), is_final=True)
+    with pytest.raises(ValueError, match="the recording has ended"):
+        streamer(noise(1))
+
+
+@pytest.mark.parametrize("is_trained_to", [True, False])
+def test_model_of_whole_utterances_is_warned_of(tmp_path, is_trained_to, caplog):
+    conf = STREAMING | {"dynamic_chunk_training": is_trained_to}
+    StreamingTranscriber(load(make_experiment(tmp_path / "exp", conf, **GLOBAL)))
+    assert ("trained on whole utterances alone" in caplog.text) != is_trained_to
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Chunks against the plain definitions with a mask, and streams against chunks."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 
@@ -10,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espnet_fastformer.layers import reference
-from espnet_fastformer.layers.chunks import Chunks, in_chunks, pad_to_chunks
+from espnet_fastformer.layers.chunks import (
+    ChunkedLayer,
+    Chunks,
+    in_chunks,
+    pad_to_chunks,
+)
 
 from .checks import (
     MIXERS,
@@ -32,7 +38,7 @@ def whole(layer, *inputs, mask=None, size, num_left=None):
     """All of an utterance in one call, without the padding of its last chunk."""
     frames = inputs[0].size(1)
     padded = [pad_to_chunks(x, mask, size) for x in inputs]
-    with in_chunks(layer, Chunks(size, num_left)):
+    with in_chunks(Chunks(size, num_left)):
         return layer(*(x for x, _ in padded), padded[0][1])[:, :frames]
 
 
@@ -41,7 +47,7 @@ def stream(layer, *inputs, ends, size, num_left=None):
     states, outs = None, []
     for start, end in pairwise([0, *ends]):
         chunks = Chunks(size, num_left, states)
-        with in_chunks(layer, chunks):
+        with in_chunks(chunks):
             outs.append(layer(*(x[:, start * size : end * size] for x in inputs)))
         states = chunks.next_states
     return torch.cat(outs, dim=1)
@@ -160,9 +166,9 @@ def test_no_drift_over_100000_frames(name, is_constant):
         exact = copy.deepcopy(layer).double()
         in_one = [x[:, -1000:].double() for x in inputs]
         chunks = Chunks(100)
-        with in_chunks(exact, chunks):
+        with in_chunks(chunks):
             exact(*(x[:, :-1000].double() for x in inputs))
-        with in_chunks(exact, Chunks(100, states=chunks.next_states)):
+        with in_chunks(Chunks(100, states=chunks.next_states)):
             expected = exact(*in_one)
     assert_near(by_chunk[:, -1000:], expected, 1e-4)
 
@@ -175,7 +181,7 @@ def test_state_does_not_grow(name, num_left):
     sizes = []
     for count in (1, 1, 5, 50):
         chunks = Chunks(4, num_left, states)
-        with in_chunks(layer, chunks):
+        with in_chunks(chunks):
             layer(*random_inputs(layer, 2, 4 * count, dtype=torch.float32))
         states = chunks.next_states
         sizes.append([x.shape for x in states])
@@ -194,11 +200,11 @@ def test_streams_at_other_positions_share_a_call(name):
         one = [x[index : index + 1] for x in inputs]
         expected.append(stream(layer, *one, ends=range(1, 16), size=4)[:, offset:])
         chunks = Chunks(4)
-        with in_chunks(layer, chunks):
+        with in_chunks(chunks):
             layer(*(x[:, :offset] for x in one))
         states.append(chunks.next_states)
     both = [torch.cat(pair) for pair in zip(*states, strict=True)]
-    with in_chunks(layer, Chunks(4, states=both)):
+    with in_chunks(Chunks(4, states=both)):
         part = [
             torch.stack([x[i, o : o + 24] for i, o in enumerate(offsets)])
             for x in inputs
@@ -213,7 +219,7 @@ def test_state_of_other_layers_is_refused():
     x = random_inputs(layer, 1, 8, dtype=torch.float32)
     for wrong in ([], [torch.zeros(2, 1, 1, 16), torch.zeros(2, 1, 1, 8)]):
         with (
-            in_chunks(layer, Chunks(4, states=wrong)),
+            in_chunks(Chunks(4, states=wrong)),
             pytest.raises(ValueError, match="another model, batch or chunk size"),
         ):
             layer(*x)
@@ -223,7 +229,15 @@ def test_state_of_other_layers_is_refused():
 def test_absolute_positions_are_refused(name):
     layer = build(name)
     with (
-        in_chunks(layer, Chunks(4)),
+        in_chunks(Chunks(4)),
         pytest.raises(ValueError, match="absolute position"),
     ):
         layer(*random_inputs(layer, 1, 8, dtype=torch.float32))
+
+
+def test_chunks_are_those_of_the_thread():
+    layer = ChunkedLayer()
+    with in_chunks(Chunks(4)), ThreadPoolExecutor(1) as other:
+        assert layer.chunks.size == 4
+        assert other.submit(lambda: layer.chunks).result() is None
+    assert layer.chunks is None

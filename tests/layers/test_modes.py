@@ -181,7 +181,7 @@ def test_backward_inside_autocast(name, frames, dtype, device):
 @pytest.mark.parametrize("name", ["fastformer", "simple", "conv", "local-offset"])
 def test_backward_of_chunks_inside_autocast(name, device):
     layer = build(name, device)
-    with in_chunks(layer, Chunks(10)):
+    with in_chunks(Chunks(10)):
         check_backward_inside_autocast(layer, 70, torch.float16, device)
 
 
