@@ -173,6 +173,13 @@ class _Corpus:
             if subsets and len(set(subsets)) < len(subsets):
                 names = ", ".join(subsets)
                 raise ValueError(f"--{role}_subsets names a subset twice: {names}")
+            # Decodings are replaced by these names, which must not lead elsewhere.
+            for subset in subsets or ():
+                if os.sep in subset or subset in (".", ".."):
+                    raise ValueError(
+                        f"--{role}_subsets {subset}: give the name of a directory in "
+                        "--corpus, not a path"
+                    )
         self.conf = options.corpus_conf
         if options.corpus in made_here:
             self.made_here = options.corpus

@@ -182,6 +182,10 @@ def test_number_out_of_range_is_named(error, options):
     [
         (("--ngpu", "999"), "--ngpu 999: PyTorch sees [0-9]+ GPUs here. Give --ngpu"),
         (("--train_subsets", "a", "b", "a/"), "--train_subsets names a subset twice"),
+        *(
+            (("--test_subsets", "test-an4", path), f"--test_subsets {path}: give the n")
+            for path in ("/data/test", "test/clean", ".", "..")
+        ),
         (("--corpus", "synthetic", "--corpus_conf", "hours=5"), "no hours, but train_"),
         (("--corpus", "mini", "--corpus_conf", "seed=5"), "no seed, but base_url"),
         (
