@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from src import report
     from src.check_options import check_asr_options, check_run_options
     from src.configs import make_configs
-    from src.console import USER_ERRORS, explain, set_up_console
+    from src.console import explain, set_up_console
     from src.espnet2_config import default_search, parse_asr_config
     from src.system import LibriSpeechSystem, lock
 
@@ -273,8 +273,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                     exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0
                 )
             )
-    except USER_ERRORS as error:
-        sys.exit(f"{parser.prog}: {explain(error)}")
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        sys.exit(f"{parser.prog}: {message}")
 
 
 if __name__ == "__main__":

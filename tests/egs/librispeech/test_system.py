@@ -54,6 +54,22 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     assert len((train / "token_shape").read_text().splitlines()) == 4
 
 
+def test_audio_that_is_gone_is_named(an4_corpus, tmp_path):
+    corpus = an4_corpus._replace(source_dir=tmp_path / "corpus")
+    shutil.copytree(an4_corpus.source_dir, corpus.source_dir)
+    recipe = Recipe(tmp_path, "fastformer", corpus)
+    recipe.run("--stages", *PREPARATION)
+    audio = corpus.source_dir / corpus.train / "mwhw" / "1" / "mwhw-1-0001.sph"
+    audio.unlink()
+    message = f"run.py: Cannot read {audio}: Error opening"
+    output = recipe.fail("--stages", "train")
+    assert message in output and "Traceback" not in output
+    (shapes,) = tmp_path.glob("data/*/stats_*/train/token_shape")
+    shapes.unlink()
+    output = recipe.fail("--stages", "collect_stats")
+    assert message in output and "Traceback" not in output
+
+
 def test_scores_are_of_one_model_and_search(tmp_path):
     made_from = {
         "a": ("new", {"beam_size": 2}),
