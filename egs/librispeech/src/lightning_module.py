@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from espnet2.torch_utils.load_pretrained_model import load_pretrained_model
 from espnet2.torch_utils.recursive_op import recursive_average
 from espnet3.components.modeling.lightning_module import ESPnetLightningModule
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion
@@ -31,6 +32,9 @@ class SharedBatchModule(ESPnetLightningModule):
         super().__init__(model, config)
         # ESPnet3 has set "high" for every training.
         torch.set_float32_matmul_precision("high" if config.use_tf32 else "highest")
+        # A training that goes on has its own parameters.
+        for init_param in () if config.fit else config.init_param:
+            self._load(init_param)
 
     def training_step(
         self, batch: tuple[list[str], dict[str, torch.Tensor]], batch_idx: int
@@ -68,6 +72,18 @@ class SharedBatchModule(ESPnetLightningModule):
         """Step a scheduler that watches no criterion."""
         if metric is None:
             super().lr_scheduler_step(scheduler, metric)
+
+    def _load(self, init_param: str) -> None:
+        """Load parameters as ``espnet2.bin.asr_train --init_param`` does."""
+        try:
+            load_pretrained_model(
+                init_param, self.model, self.config.ignore_init_mismatch
+            )
+        except Exception as error:  # of ESPnet and PyTorch, of any class
+            raise ValueError(
+                f"--init_param {init_param}: {error}. Give parameters (*.pth) of such "
+                "a model, or --ignore_init_mismatch true"
+            ) from error
 
     def _log_epoch(self) -> None:
         self.log("epoch", float(self.current_epoch + 1), batch_size=1)
