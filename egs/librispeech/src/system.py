@@ -454,6 +454,12 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
         if rank_zero_only.rank == 0:
             write_at_once(json.dumps(settings, indent=1), record)
         return
+    if not record.is_file():
+        raise ValueError(
+            f"{checkpoint} has no {record.name} beside it, which says what it was "
+            "trained with: copy that too, or give an average of its training (*.pth) "
+            "as --init_param and another --exp_dir"
+        )
     before = json.loads(record.read_text(encoding="utf-8"))
     changed = [
         f"{name} ({before.get(name)} before, {settings.get(name)} now)"

@@ -136,3 +136,18 @@ def test_piece_of_a_copied_checkpoint_is_not_gone_on_from(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"PK")
     torch.save({}, tmp_path / "step3.ckpt")
     assert system._last_checkpoint(tmp_path) == tmp_path / "step3.ckpt"
+
+
+def test_checkpoint_without_its_settings_is_not_gone_on_from(tmp_path):
+    config = OmegaConf.create(
+        {
+            "exp_dir": str(tmp_path),
+            "model": {"token_list": "tokens.txt"},
+            "trainer": {"accumulate_grad_batches": 1, "gradient_clip_val": 5.0},
+        }
+    )
+    last = tmp_path / "last.ckpt"
+    with pytest.raises(ValueError, match=f"{last} has no trained_with.json beside it"):
+        system._refuse_other_settings(config, last)
+    system._refuse_other_settings(config, None)
+    system._refuse_other_settings(config, last)
