@@ -17,12 +17,12 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from espnet2.bin.tokenize_text import tokenize
 from espnet2.fileio.read_text import read_2columns_text
 from espnet2.main_funcs.pack_funcs import pack
 from espnet2.samplers.build_batch_sampler import build_batch_sampler
@@ -48,6 +48,8 @@ from .report import MADE_FROM, error_rates, record_command, write_results
 
 logger = logging.getLogger(__name__)
 
+# What ESPnet3 writes of a SentencePiece model. The tokens tell that all is there.
+BYTE_PAIRS = ("bpe.model", "bpe.vocab", "tokens.txt")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -118,21 +120,26 @@ class LibriSpeechSystem(ASRSystem):
                 return
         # What is there is of another corpus or of a run that was stopped. The tokens go
         # last: they are nothing without their text.
-        for name in (text.name, "bpe.model", "bpe.vocab", "tokens.txt"):
+        for name in (text.name, *BYTE_PAIRS):
             (directory / name).unlink(missing_ok=True)
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(new_text, encoding="utf-8")
         if config.model_type == "char":
-            _write_characters(text, directory / "tokens.txt")
+            _write_characters(new_text, directory / "tokens.txt")
             return
+        partial = directory / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
         # ESPnet3 moves what SentencePiece writes from the working directory.
         with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
             # SentencePiece takes a comma for the end of a name.
             Path(text.name).symlink_to(text)
             try:
-                train_sentencepiece(text.name, directory, config.vocab_size)
+                train_sentencepiece(text.name, partial, config.vocab_size)
             except RuntimeError as error:
                 raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
+        for name in BYTE_PAIRS:
+            (partial / name).replace(directory / name)
+        partial.rmdir()
 
     def collect_stats(self, *args, **kwargs) -> None:
         """Collect the mean and variance of the features, and all lengths."""
@@ -524,26 +531,8 @@ def _pack_for_espnet2(bundle: Path, archive: Path) -> None:
         )
 
 
-def _write_characters(text: Path, tokens: Path) -> None:
+def _write_characters(text: str, tokens: Path) -> None:
     """Write the characters of ``text``, the frequent ones first, as asr.sh does."""
-    partial = tokens.with_suffix(".partial")
-    tokenize(
-        input=str(text),
-        output=str(partial),
-        field=None,
-        delimiter=None,
-        token_type="char",
-        space_symbol="<space>",
-        non_linguistic_symbols=None,
-        bpemodel=None,
-        log_level="INFO",
-        write_vocabulary=True,
-        vocabulary_size=0,
-        remove_non_linguistic_symbols=False,
-        cutoff=0,
-        add_symbol=["<blank>:0", "<unk>:1", "<sos/eos>:-1"],
-        cleaner=None,
-        g2p=None,
-        add_nonsplit_symbol=[],
-    )
-    partial.replace(tokens)
+    counts = Counter(text.replace("\n", ""))
+    letters = ["<space>" if c == " " else c for c, _ in counts.most_common()]
+    write_at_once("\n".join(["<blank>", "<unk>", *letters, "<sos/eos>", ""]), tokens)

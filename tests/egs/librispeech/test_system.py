@@ -1,8 +1,11 @@
 """What the stages keep of earlier runs, and what they do anew."""
 
+import contextlib
+import resource
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +55,46 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     (train / "split.0" / "lock").touch()
     recipe.run("--stages", "collect_stats")
     assert len((train / "token_shape").read_text().splitlines()) == 4
+
+
+def test_characters_are_counted_as_by_asr_sh(tmp_path):
+    tokens = tmp_path / "tokens.txt"
+    system._write_characters("BA A\nC \u00dc\nA", tokens)
+    expected = ["<blank>", "<unk>", "A", "<space>", "B", "C", "\u00dc", "<sos/eos>", ""]
+    assert tokens.read_text(encoding="utf-8").split("\n") == expected
+
+
+@contextlib.contextmanager
+def full_disk(size: int):
+    """Let no file grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("token_type", ["char", "bpe"])
+def test_piece_of_a_token_list_is_none(tmp_path, monkeypatch, token_type):
+    text = "THE QUICK BROWN FOX JUMPS OVER A LAZY DOG"
+    tokenizer = {"model_type": token_type, "vocab_size": 31, "save_path": str(tmp_path)}
+    config = {"exp_dir": str(tmp_path), "dataset": {"train": []}}
+    asr = system.LibriSpeechSystem(OmegaConf.create(config | {"tokenizer": tokenizer}))
+    monkeypatch.setattr(asr, "_require", lambda *_: None)
+    monkeypatch.setattr(system, "_utterances", lambda *_: [SimpleNamespace(text=text)])
+
+    def write_tokens(text, directory, vocab_size):
+        directory.mkdir(exist_ok=True)
+        (directory / "tokens.txt").write_text("<blank>\n<unk>\n" * vocab_size)
+
+    with monkeypatch.context() as context, full_disk(len(text)):
+        context.setattr(system, "train_sentencepiece", write_tokens)
+        with pytest.raises(OSError):
+            asr.train_tokenizer()
+    asr.train_tokenizer()
+    tokens = (tmp_path / "tokens.txt").read_text().split()
+    assert tokens[0] == "<blank>" and tokens[-1] == "<sos/eos>"
 
 
 def test_audio_that_is_gone_is_named(an4_corpus, tmp_path):
