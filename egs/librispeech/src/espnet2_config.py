@@ -138,8 +138,9 @@ def parse_asr_config(
         All options, the missing ones with ESPnet2's defaults.
 
     Raises:
-        ValueError: An option is set that this recipe cannot pass on to ESPnet3, or the
-            file's ``token_type`` is not that of the overrides.
+        ValueError: An option is set that this recipe cannot pass on to ESPnet3, the
+            file's ``token_type`` is not that of the overrides, or these name another
+            file.
         SystemExit: ESPnet2 does not know an option or its value.
     """
     parser = ASRTask.get_parser()
@@ -153,6 +154,8 @@ def parse_asr_config(
         args = parser.parse_args(["--config", str(config), *overrides])
     except yaml.YAMLError as error:
         raise ValueError(f"{config}: {error}") from error
+    if args.config != str(config):
+        raise ValueError(f"--config {args.config}: give it as --asr_config")
     # Reading the file has made its values the defaults.
     token_type = parser.get_default("token_type")
     if token_type not in (None, args.token_type):

@@ -180,6 +180,10 @@ def test_number_out_of_range_is_named(error, options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (
+            ("--config", str(CONF_DIR / "train_asr_fastformer.yaml")),
+            "--config .*train_asr_fastformer.yaml: give it as --asr_config",
+        ),
         (("--ngpu", "999"), "--ngpu 999: PyTorch sees [0-9]+ GPUs here. Give --ngpu"),
         (("--train_subsets", "a", "b", "a/"), "--train_subsets names a subset twice"),
         *(
