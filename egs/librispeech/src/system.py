@@ -152,7 +152,6 @@ class LibriSpeechSystem(ASRSystem):
             _discard_unless_made_from(subset, {"utterances": digest(utterances)})
         if all((subset / "token_shape").is_file() for subset in subsets):
             return
-        _discard_other_shards(subsets, config.parallel.n_workers)
         collect_stats_module.CollectStatsRunner = StatsRunner
         # ESPnet3 removes the normalization from the config, which training needs.
         self.training_config = copy.deepcopy(config)
@@ -164,9 +163,8 @@ class LibriSpeechSystem(ASRSystem):
         for subset in subsets:
             # As in asr.sh: `numel` batches count a one-hot vector a token.
             shapes = (subset / "text_shape").read_text().splitlines()
-            (subset / "token_shape").write_text(
-                "".join(f"{shape},{num_tokens}\n" for shape in shapes)
-            )
+            lines = "".join(f"{shape},{num_tokens}\n" for shape in shapes)
+            write_at_once(lines, subset / "token_shape")
 
     def train(self, *args, **kwargs) -> None:
         """Train, from the last checkpoint if there is one."""
@@ -483,20 +481,6 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
 def _save_config(task: str, config: DictConfig, exp_dir: str) -> None:
     """Write ``config.yaml``; ESPnet3 takes a directory with a dot for a file."""
     save_espnet_config(task, config, os.path.join(exp_dir, "config.yaml"))
-
-
-def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
-    """Remove what a stopped run shared out otherwise: ESPnet3 cannot go on with it."""
-    for directory in subsets:
-        manifest = directory / "manifest.json"
-        try:
-            shards = json.loads(manifest.read_text(encoding="utf-8"))["shards"]
-        except FileNotFoundError:
-            continue
-        except ValueError:
-            shards = []
-        if len(shards) != number:
-            shutil.rmtree(directory)
 
 
 def _write_requirement(bundle: Path) -> None:

@@ -31,6 +31,8 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     (tokens,) = tmp_path.glob("data/*/token_list/bpe30/tokens.txt")
     assert len((train / "token_shape").read_text().splitlines()) == 3
     assert "\u00dc" not in tokens.read_text()
+    # As if the byte pairs of the repaired corpus gave it another length.
+    (train.parent / "valid" / "split.0" / "text_shape").write_text("0 999\n")
 
     audio.write_bytes(whole)
     text = transcripts.read_text().replace("fash-1-0000 ", "fash-1-0000 \u00dc ")
@@ -43,6 +45,7 @@ def test_repaired_corpus_is_prepared_anew(an4_corpus, tmp_path):
     assert [shape.split()[1] for shape in shapes] == samples
     assert len((train / "token_shape").read_text().splitlines()) == 4
     assert "\u00dc" in tokens.read_text()
+    assert "999" not in (train.parent / "valid" / "text_shape").read_text()
 
     before = [path.stat().st_mtime_ns for path in (train / "token_shape", tokens)]
     recipe.run("--stages", *PREPARATION)
