@@ -325,8 +325,8 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
         file sets it.
 
     Raises:
-        ValueError: ``Speech2Text`` has no such argument, a window or chunk no length,
-            or ``best_path`` is neither true nor false.
+        ValueError: ``Speech2Text`` has no such argument, a value is of the wrong kind,
+            or needs another one.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -348,6 +348,12 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
         kind, is_valid = SPEECH2TEXT_OPTIONS[key]
         if not is_valid(value):
             raise ValueError(f"{key} in {path} must be {kind}, but is {value!r}")
+    if "pooling_window" in own and not own.get("best_path") and batch_size != 1:
+        raise ValueError(
+            f"pooling_window in {path} needs batch_size: 1, or best_path: true"
+        )
+    if "num_left_chunks" in own and "chunk_size" not in own:
+        raise ValueError(f"num_left_chunks in {path} needs chunk_size")
     if any(own.values()):
         options |= {"_target_": SPEECH2TEXT, **own}
     return {
