@@ -119,6 +119,7 @@ def test_least_length_follows_from_the_model(
         ({"max_epoch": 0}, "max_epoch in .* from 1 on, but is 0"),
         ({"max_epoch": "many"}, "max_epoch: invalid int value: 'many'"),
         ({"max_epoch": [3]}, r"max_epoch in .* but is \[3\]"),
+        ({"num_att_plot": -1}, "num_att_plot in .* from 0 on, but is -1"),
         ({"batch_bins": -1}, "batch_bins in .* from 1 on, but is -1"),
         ({"batch_type": "numl"}, "batch_type in .* must be one of .*numel"),
         ({"keep_nbest_models": []}, "keep_nbest_models in .* whole number"),
