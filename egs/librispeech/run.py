@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from src.configs import make_configs
     from src.console import explain, set_up_console
     from src.espnet2_config import default_search, parse_asr_config
-    from src.system import LibriSpeechSystem, lock
+    from src.system import LibriSpeechSystem
 
     try:
         args = parse_asr_config(
@@ -250,8 +250,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     exp_dir = Path(configs["training"].exp_dir)
     try:
         if rank_zero_only.rank == 0:
-            if options.num_nodes == 1:
-                lock(exp_dir)
             command = [sys.executable, *(sys.argv if argv is None else argv)]
             report.command = shlex.join(command)
         else:

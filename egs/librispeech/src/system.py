@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -271,23 +270,6 @@ class LibriSpeechSystem(ASRSystem):
         _pack_for_espnet2(bundle, archive)
         logger.info("packed: %s, %s", archive, bundle)
         return bundle
-
-
-def lock(exp_dir: Path) -> None:
-    """Keep other runs from this experiment until the process ends.
-
-    Raises:
-        ValueError: One is at work in it.
-    """
-    # Unlike those of flock, what is forked, and may outlive a kill, does not hold it.
-    file = os.open(exp_dir / ".running", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(
-            f"{exp_dir} is in use by another run: wait for it, or give another "
-            "--exp_tag or --exp_dir"
-        ) from None
 
 
 def check_shared_memory(config: DictConfig, directory: str = "/dev/shm") -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from src import system
+from src.lock import lock
 
 from .conftest import RECIPE_DIR
 from .recipe import PREPARATION, Recipe
@@ -163,19 +164,22 @@ def loaders(directory, samples: int, workers: int):
     return OmegaConf.create(config)
 
 
-def test_experiment_of_another_run_is_left_alone(tmp_path):
-    code = "import sys, src.system as s; s.lock(s.Path(sys.argv[1])); print(); input()"
+def test_experiment_of_another_run_is_left_alone(main, tmp_path, capsys):
+    code = "import sys, src.lock as s; s.lock(s.Path(sys.argv[1])); print(); input()"
+    exp_dir = tmp_path / "exp"
     other = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path],
+        [sys.executable, "-c", code, exp_dir],
         cwd=RECIPE_DIR,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert other.stdout.readline()
-    with pytest.raises(ValueError, match="is in use by another run"):
-        system.lock(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["--exp_dir", str(exp_dir)])
+    assert "is in use by another run" in capsys.readouterr().err
+    assert [path.name for path in exp_dir.iterdir()] == [".running"]
     other.communicate(b"\n")
-    system.lock(tmp_path)
+    lock(exp_dir)
 
 
 def test_piece_of_a_copied_checkpoint_is_not_gone_on_from(tmp_path):
