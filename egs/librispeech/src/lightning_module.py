@@ -1,18 +1,24 @@
-"""The training step of a process that has a share of each batch.
+"""The model of a training, with what each of its processes does in every epoch.
 
-ESPnet3 weighs the shares of all processes alike, and logs the loss of the first one's.
+ESPnet3 weighs the shares of all processes alike, logs the loss of the first one's,
+draws other numbers where it resumes, and starts from no other model.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from espnet2.torch_utils.load_pretrained_model import load_pretrained_model
 from espnet2.torch_utils.recursive_op import recursive_average
+from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.modeling.lightning_module import ESPnetLightningModule
 from lightning.pytorch.utilities.types import LRSchedulerTypeUnion
 from omegaconf import DictConfig
+
+from .report import record_command
 
 
 class SharedBatchModule(ESPnetLightningModule):
@@ -25,7 +31,11 @@ class SharedBatchModule(ESPnetLightningModule):
 
     Args:
         model: ESPnet's model.
-        config: Training config of ESPnet3, with ESPnet2's ``use_tf32``.
+        config: Training config of ESPnet3, with ESPnet2's ``use_tf32``, ``init_param``
+            and ``ignore_init_mismatch``.
+
+    Raises:
+        ValueError: The model cannot take the parameters of ``init_param``.
     """
 
     def __init__(self, model: torch.nn.Module, config: DictConfig) -> None:
@@ -35,6 +45,25 @@ class SharedBatchModule(ESPnetLightningModule):
         # A training that goes on has its own parameters.
         for init_param in () if config.fit else config.init_param:
             self._load(init_param)
+
+    def on_train_epoch_start(self) -> None:
+        """Seed the epoch by itself, in each process another way.
+
+        Checkpoints hold no state of random number generators. So a training that goes
+        on from one draws the same numbers as one that was never stopped.
+        """
+        key = (self.config.seed, self.current_epoch, self.global_rank)
+        (seed,) = np.random.SeedSequence(key).generate_state(1)
+        set_all_random_seed(int(seed))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record the command as soon as it has left something: a refused one does not.
+
+        Args:
+            checkpoint: What will be saved.
+        """
+        super().on_save_checkpoint(checkpoint)
+        record_command(Path(self.config.exp_dir))
 
     def training_step(
         self, batch: tuple[list[str], dict[str, torch.Tensor]], batch_idx: int

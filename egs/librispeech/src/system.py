@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from espnet2.fileio.read_text import read_2columns_text
 from espnet2.main_funcs.pack_funcs import pack
 from espnet2.samplers.build_batch_sampler import build_batch_sampler
+from espnet3.components.callbacks import default_callbacks
 from espnet3.components.data import collect_stats as collect_stats_module
 from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
@@ -39,11 +40,18 @@ from omegaconf import DictConfig, OmegaConf
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, qualified_name
 
+from .callbacks import AverageCheckpoints
 from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import MADE_FROM, error_rates, record_command, write_results
+from .report import (
+    MADE_FROM,
+    error_rates,
+    plot_training_curves,
+    record_command,
+    write_results,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -180,10 +188,13 @@ class LibriSpeechSystem(ASRSystem):
         if checkpoint is not None:
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
+        default_callbacks.AverageCheckpointsCallback = AverageCheckpoints
         training_module.ESPnetLightningModule = SharedBatchModule
         training_module.save_espnet_config = _save_config
         with _explain_full_disk(self.exp_dir):
             super().train()
+            if rank_zero_only.rank == 0:
+                plot_training_curves(self.exp_dir)
 
     def infer(self, *args, **kwargs) -> None:
         """Recognize the test subsets."""
