@@ -1,7 +1,6 @@
-"""What is done at the start of a training, at the end of its epochs, and at its own.
+"""What is done where a training starts, is stopped and ends.
 
-ESPnet3 averages without the last epoch, leaves broken files where it is stopped, and
-ends with the status of success then.
+ESPnet3 averages without the last epoch, and leaves broken files where it is stopped.
 """
 
 from __future__ import annotations

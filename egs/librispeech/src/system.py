@@ -67,9 +67,9 @@ class LibriSpeechSystem(ASRSystem):
     on from its last checkpoint.
     """
 
-    def create_dataset(self, *args, **kwargs) -> None:
+    def create_dataset(self) -> None:
         """Make or find the corpus, check it and say what there is of it."""
-        super().create_dataset(*args, **kwargs)
+        super().create_dataset()
         config = self.training_config
         roles = {
             "train": config.dataset.train,
@@ -111,9 +111,8 @@ class LibriSpeechSystem(ASRSystem):
         # The last file that either tokenizer writes.
         return (Path(self.training_config.tokenizer.save_path) / "tokens.txt").is_file()
 
-    def train_tokenizer(self, *args, **kwargs) -> None:
+    def train_tokenizer(self) -> None:
         """Write ``tokens.txt``: characters, or byte pairs trained by SentencePiece."""
-        self._reject_stage_args("train_tokenizer", args, kwargs)
         self._require("create_dataset")
         utterances = _utterances(
             self.training_config, self.training_config.dataset.train
@@ -148,9 +147,8 @@ class LibriSpeechSystem(ASRSystem):
             (partial / name).replace(directory / name)
         partial.rmdir()
 
-    def collect_stats(self, *args, **kwargs) -> None:
+    def collect_stats(self) -> None:
         """Collect the mean and variance of the features, and all lengths."""
-        self._reject_stage_args("collect_stats", args, kwargs)
         config = self.training_config
         self._require("train_tokenizer", config.model.token_list)
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
@@ -173,9 +171,8 @@ class LibriSpeechSystem(ASRSystem):
             lines = "".join(f"{shape},{num_tokens}\n" for shape in shapes)
             write_at_once(lines, subset / "token_shape")
 
-    def train(self, *args, **kwargs) -> None:
+    def train(self) -> None:
         """Train, from the last checkpoint if there is one."""
-        self._reject_stage_args("train", args, kwargs)
         config = self.training_config
         self._require("train_tokenizer", config.model.token_list)
         shapes = [
@@ -196,9 +193,8 @@ class LibriSpeechSystem(ASRSystem):
             if rank_zero_only.rank == 0:
                 plot_training_curves(self.exp_dir)
 
-    def infer(self, *args, **kwargs) -> None:
+    def infer(self) -> None:
         """Recognize the test subsets."""
-        self._reject_stage_args("infer", args, kwargs)
         config = self.inference_config
         checkpoint = Path(config.model.asr_model_file)
         self._require("train", checkpoint)
@@ -219,9 +215,8 @@ class LibriSpeechSystem(ASRSystem):
                 (directory / "metrics.json").unlink(missing_ok=True)
         super().infer()
 
-    def measure(self, *args, **kwargs) -> dict:
+    def measure(self) -> dict:
         """Score the recognized text and write RESULTS.md."""
-        self._reject_stage_args("measure", args, kwargs)
         config = self.metrics_config
         texts = [
             f"{config.inference_dir}/{t.name}/text.scp" for t in config.dataset.test
@@ -241,41 +236,27 @@ class LibriSpeechSystem(ASRSystem):
         self._compare_subsets()
         return results
 
-    def pack_model(self, *args, **kwargs) -> Path:
+    def pack_model(self) -> Path:
         """Bundle the model with all that ESPnet needs to use it."""
-        self._reject_stage_args("pack_model", args, kwargs)
         self._require("train", self.publication_config.pack_model.files.asr_model_file)
-        training_config, inference_config = self.training_config, self.inference_config
+        config = self.training_config
         # ESPnet3 bundles only what is below its recipe directory.
-        self.training_config = copy.deepcopy(training_config)
-        self.training_config.recipe_dir = os.path.commonpath(
-            [training_config.exp_dir, training_config.data_dir]
-        )
+        config.recipe_dir = os.path.commonpath([config.exp_dir, config.data_dir])
         # Without code of the recipe, the bundle needs nobody's trust.
-        self.inference_config = copy.deepcopy(inference_config)
-        publication_config = self.publication_config
-        self.publication_config = copy.deepcopy(publication_config)
-        self.publication_config.pack_model.readme_context = {
-            "exp_tag": training_config.exp_tag,
-            "fs": training_config.dataset.preprocessor.fs,
-            "espnet": version("espnet"),
-            "version": espnet_fastformer.__version__,
-            "trained_on": ", ".join(
-                data.name for data in training_config.dataset.train
-            ),
-            "results": error_rates(self.exp_dir),
-        }
         self.inference_config.runner = {
             "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
         }
+        self.publication_config.pack_model.readme_context = {
+            "exp_tag": config.exp_tag,
+            "fs": config.dataset.preprocessor.fs,
+            "espnet": version("espnet"),
+            "version": espnet_fastformer.__version__,
+            "trained_on": ", ".join(data.name for data in config.dataset.train),
+            "results": error_rates(self.exp_dir),
+        }
         # The directory of an experiment is no pattern, whatever its name.
         publication_utils.has_magic = lambda path: False
-        try:
-            bundle = super().pack_model()
-        finally:
-            self.training_config = training_config
-            self.inference_config = inference_config
-            self.publication_config = publication_config
+        bundle = super().pack_model()
         _write_requirement(bundle)
         archive = bundle.with_name(f"{self.exp_dir.name}.zip")
         _pack_for_espnet2(bundle, archive)
