@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from espnet_fastformer.encoder.aft_encoder import AFTEncoder
 from espnet_fastformer.encoder.fastformer_encoder import FastformerEncoder
-from tests.encoder.encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features
 from tests.layers.memory import allocated
+
+from .encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features, in_turn
 
 every_encoder = pytest.mark.parametrize("name", ENCODERS)
 every_block = pytest.mark.parametrize("block_type", BLOCK_TYPES)
@@ -83,9 +84,10 @@ def test_espnet_weights_load_and_give_its_output(
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@every_encoder
-@every_block
-@pytest.mark.parametrize("pos_enc_layer_type", ["abs_pos", "conv", None])
+@pytest.mark.parametrize(
+    "name, block_type, pos_enc_layer_type",
+    in_turn(["abs_pos", "conv", None], ENCODERS, BLOCK_TYPES),
+)
 def test_output_does_not_depend_on_batch_neighbours(
     name, block_type, pos_enc_layer_type
 ):
