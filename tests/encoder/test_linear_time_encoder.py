@@ -330,25 +330,11 @@ def autocast(encoder, dtype, *args):
 
 
 @every_encoder
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_device(name, dtype, device):
-    encoder = build(name, output_size=32)
-    xs_pad, lengths = features([163, 120])
-    expected, olens, _ = encoder(xs_pad, lengths)
-    encoder = encoder.to(device).train()
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-        encoder(xs_pad.to(device), lengths.to(device))[0].float().sum().backward()
-        actual, on_device, _ = encoder.eval()(xs_pad.to(device), lengths.to(device))
+def test_gradients_in_half_precision(name):
+    encoder = build(name, output_size=32).train()
+    out, _, _ = autocast(encoder, torch.bfloat16, *features([163, 120]))
+    out.float().sum().backward()
     assert all(p.grad.isfinite().all() for p in encoder.parameters())
-    assert torch.equal(on_device.cpu(), olens)
-    tolerance = 1e-3 if dtype == torch.float32 else 0.1
-    for row, olen in enumerate(olens):
-        torch.testing.assert_close(
-            actual[row, :olen].float().cpu(),
-            expected[row, :olen],
-            rtol=tolerance,
-            atol=tolerance,
-        )
 
 
 @every_encoder
