@@ -57,6 +57,9 @@ REGISTRIES = {REGISTRIES}
 
 
 def encoders(_):
+    from espnet2.train import trainer
+
+    assert trainer.calculate_all_attentions.shows_mixers
     return {{
         f"{{module}}.{{registry}}": {{
             name: f"{{cls.__module__}}:{{cls.__name__}}"
@@ -176,19 +179,6 @@ def start_up(environment, *options) -> dict:
     return json.loads(done.stdout)
 
 
-def asr_train(environment, encoder) -> subprocess.Popen:
-    return environment.start(
-        *["-m", "espnet2.bin.asr_train", "--print_config", "--encoder", encoder]
-    )
-
-
-def assert_espnets_own_error(process: subprocess.Popen) -> None:
-    _, err = process.communicate()
-    assert process.returncode == 2
-    assert "argument --encoder: invalid choice: 'fastformer'" in err
-    assert "espnet_fastformer" not in err
-
-
 def recorded(environment) -> set[str]:
     """The files of our package which pip will remove."""
     (record,) = environment.site_packages.glob("espnet_fastformer-*/RECORD")
@@ -279,7 +269,7 @@ def test_installed_from_a_wheel(installed):
     assert start_up(installed, "-S") == {"package": None, "imported": []}
 
 
-def test_every_registry_in_a_spawned_worker(installed):
+def test_every_registry_and_attention_plots_in_a_spawned_worker(installed):
     script = installed.path / "worker.py"
     script.write_text(WORKER)
     found = json.loads(installed.output(script))
@@ -292,13 +282,10 @@ def test_every_registry_in_a_spawned_worker(installed):
 
 
 def test_espnets_command_line(installed):
-    accepted = {name: asr_train(installed, name) for name in ENCODERS}
-    for name, process in accepted.items():
-        out, err = process.communicate()
-        assert process.returncode == 0, err
-        config = yaml.safe_load(out)
-        assert config["encoder"] == name
-        assert "block_type" in config["encoder_conf"]
+    command = ("-m", "espnet2.bin.asr_train", "--print_config", "--encoder", "aft")
+    config = yaml.safe_load(installed.output(*command))
+    assert config["encoder"] == "aft"
+    assert "aft_type" in config["encoder_conf"]
 
 
 def test_type_checkers_know_the_encoders(installed):
@@ -322,11 +309,6 @@ def test_own_command(installed):
     assert usage.startswith("usage: espnet-fastformer transcribe")
 
 
-def test_attention_plots(installed):
-    script = "import espnet2.train.trainer as t; print(t.calculate_all_attentions"
-    assert installed.output("-c", f"{script}.shows_mixers)") == "True\n"
-
-
 def test_turned_off_until_imported(installed):
     installed.output("-c", TURNED_OFF, ESPNET_FASTFORMER_AUTOLOAD="0")
 
@@ -340,15 +322,9 @@ def test_editable_install_and_uninstall(source, tmp_path):
         "package": str(source / "espnet_fastformer" / "__init__.py"),
         "imported": [],
     }
-    process = asr_train(environment, "fastformer")
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "\nencoder: fastformer\n" in out
-
     environment.pip("uninstall", "--yes", "espnet-fastformer")
     assert set(environment.site_packages.iterdir()) == before
     assert start_up(environment) == {"package": None, "imported": []}
-    assert_espnets_own_error(asr_train(environment, "fastformer"))
 
 
 def test_uninstalling_a_wheel_leaves_nothing(wheel, tmp_path):

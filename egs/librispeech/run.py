@@ -228,9 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from src import report
     from src.check_options import check_asr_options, check_run_options
     from src.configs import make_configs
-    from src.console import USER_ERRORS, explain, set_up_console
+    from src.console import explain, set_up_console
     from src.espnet2_config import default_search, parse_asr_config
-    from src.system import LibriSpeechSystem, lock
+    from src.system import LibriSpeechSystem
 
     try:
         args = parse_asr_config(
@@ -250,8 +250,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     exp_dir = Path(configs["training"].exp_dir)
     try:
         if rank_zero_only.rank == 0:
-            if options.num_nodes == 1:
-                lock(exp_dir)
             command = [sys.executable, *(sys.argv if argv is None else argv)]
             report.command = shlex.join(command)
         else:
@@ -273,8 +271,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                     exp_dir, has_ctc=args.model_conf.get("ctc_weight") != 0.0
                 )
             )
-    except USER_ERRORS as error:
-        sys.exit(f"{parser.prog}: {explain(error)}")
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        sys.exit(f"{parser.prog}: {message}")
 
 
 if __name__ == "__main__":

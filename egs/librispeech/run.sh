@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs the recipe. Arguments go to run.py.
+# Sets up the environment, for which ESPnet's own recipes need a clone of it, and runs
+# the recipe. Arguments go to run.py.
 set -euo pipefail
 
 recipe=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,6 +1,7 @@
 """Every encoder, small."""
 
 from functools import partial
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -22,6 +23,11 @@ MOST_SLOW = [
     for name in ENCODERS
 ]
 FEATURES = 20
+
+
+def in_turn(values: list, *others: list) -> list[tuple]:
+    """Combinations of all others, each with the next of the values at its end."""
+    return [(*case, x) for case, x in zip(product(*others), cycle(values))]
 
 
 def build(name: str, **options):

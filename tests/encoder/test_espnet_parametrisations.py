@@ -1,5 +1,10 @@
-"""The option values that ESPnet's tests of its encoders run through, on ours."""
+"""The option values that ESPnet's tests of its encoders run through, on ours.
 
+Each combination comes with one input layer and encoder, in turn, so that every two
+values meet.
+"""
+
+from collections.abc import Iterator
 from itertools import cycle, product
 
 import pytest
@@ -8,6 +13,9 @@ from espnet2.asr.ctc import CTC
 
 from tests.encoder.encoders import ENCODERS, FEATURES, build
 
+LAYERS = ["linear", "conv2d", "conv2d2", "conv2d6", "conv2d8", "embed"]
+BRANCHFORMER_LAYERS = [*LAYERS, "conv2d1"]
+E_BRANCHFORMER_LAYERS = [*BRANCHFORMER_LAYERS, "conv1d1", "conv1d2", "conv1d3"]
 INTERCTC = [([], False), ([1], False), ([1], True)]
 
 
@@ -31,40 +39,35 @@ def forward_backward(name: str, input_layer: str, **options):
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize(
-    "input_layer",
-    [
-        "linear",
-        "conv1d1",
-        "conv1d2",
-        "conv1d3",
-        "conv2d",
-        "conv2d1",
-        "conv2d2",
-        "conv2d6",
-        "conv2d8",
-        "embed",
-    ],
-)
-@pytest.mark.parametrize("layer_drop_rate", [0.0, 0.1])
-@pytest.mark.parametrize("interctc_layer_idx, interctc_use_conditioning", INTERCTC)
-def test_e_branchformer(
-    input_layer, layer_drop_rate, interctc_layer_idx, interctc_use_conditioning
-):
-    values = product(
-        [(True, 128), (False, 5000)],
-        [True, False],
-        [True, False],
-        [1024, 2048],
-        [3, 31],
-    )
-    for name, (
+def of_layer(input_layer: str, pairs: Iterator, *values: list) -> Iterator:
+    """Encoders and combinations of one layer, when all take their pairs in turn."""
+    for (layer, name), combination in zip(pairs, product(*values), strict=False):
+        if layer == input_layer:
+            yield name, *combination
+
+
+@pytest.mark.parametrize("input_layer", E_BRANCHFORMER_LAYERS)
+def test_e_branchformer(input_layer):
+    for (
+        name,
+        (interctc_layer_idx, interctc_use_conditioning),
+        layer_drop_rate,
         (use_linear_after_conv, max_pos_emb_len),
         use_ffn,
         macaron_ffn,
         linear_units,
         merge_conv_kernel,
-    ) in zip(cycle(ENCODERS), values, strict=False):
+    ) in of_layer(
+        input_layer,
+        cycle(product(E_BRANCHFORMER_LAYERS, ENCODERS)),
+        INTERCTC,
+        [0.0, 0.1],
+        [(True, 128), (False, 5000)],
+        [True, False],
+        [True, False],
+        [1024, 2048],
+        [3, 31],
+    ):
         forward_backward(
             name,
             input_layer,
@@ -85,27 +88,28 @@ def test_e_branchformer(
         )
 
 
-@pytest.mark.parametrize(
-    "input_layer",
-    ["linear", "conv2d", "conv2d1", "conv2d2", "conv2d6", "conv2d8", "embed"],
-)
-@pytest.mark.parametrize(
-    "merge_method, cgmlp_weight, attn_branch_drop_rate",
-    [
-        ("concat", 0.5, 0.0),
-        ("learned_ave", 0.5, 0.0),
-        ("learned_ave", 0.5, 0.1),
-        ("learned_ave", 0.5, [0.1, 0.1]),
-        ("fixed_ave", 0.5, 0.0),
-        ("fixed_ave", [0.5, 0.5], 0.0),
-        ("fixed_ave", 0.0, 0.0),
-        ("fixed_ave", 1.0, 0.0),
-    ],
-)
-def test_branchformer(input_layer, merge_method, cgmlp_weight, attn_branch_drop_rate):
-    values = product([True, False], [0.0, 0, 0.1, [0.1, 0.1]])
-    for name, (use_linear_after_conv, stochastic_depth_rate) in zip(
-        cycle(ENCODERS), values
+@pytest.mark.parametrize("input_layer", BRANCHFORMER_LAYERS)
+def test_branchformer(input_layer):
+    for (
+        name,
+        (merge_method, cgmlp_weight, attn_branch_drop_rate),
+        use_linear_after_conv,
+        stochastic_depth_rate,
+    ) in of_layer(
+        input_layer,
+        zip(cycle(BRANCHFORMER_LAYERS), cycle(ENCODERS)),
+        [
+            ("concat", 0.5, 0.0),
+            ("learned_ave", 0.5, 0.0),
+            ("learned_ave", 0.5, 0.1),
+            ("learned_ave", 0.5, [0.1, 0.1]),
+            ("fixed_ave", 0.5, 0.0),
+            ("fixed_ave", [0.5, 0.5], 0.0),
+            ("fixed_ave", 0.0, 0.0),
+            ("fixed_ave", 1.0, 0.0),
+        ],
+        [True, False],
+        [0.0, 0, 0.1, [0.1, 0.1]],
     ):
         forward_backward(
             name,
@@ -125,26 +129,26 @@ def test_branchformer(input_layer, merge_method, cgmlp_weight, attn_branch_drop_
         )
 
 
-@pytest.mark.parametrize("block_type", ["conformer", "transformer"])
-@pytest.mark.parametrize(
-    "input_layer", ["linear", "conv2d", "conv2d2", "conv2d6", "conv2d8", "embed"]
-)
-@pytest.mark.parametrize("interctc_layer_idx, interctc_use_conditioning", INTERCTC)
-def test_conformer_and_transformer(
-    block_type, input_layer, interctc_layer_idx, interctc_use_conditioning
-):
-    values = product(
-        ["abs_pos", "scaled_abs_pos", "none"],
-        [True, False],
-        [0.0, 0.1, [0.1, 0.1]],
-        [0.0, 0.1],
-    )
-    for name, (
+@pytest.mark.parametrize("input_layer", LAYERS)
+def test_conformer_and_transformer(input_layer):
+    for (
+        name,
+        block_type,
+        (interctc_layer_idx, interctc_use_conditioning),
         pos_enc,
         macaron_ffn,
         stochastic_depth_rate,
         layer_drop_rate,
-    ) in zip(cycle(ENCODERS), values, strict=False):
+    ) in of_layer(
+        input_layer,
+        cycle(product(LAYERS, ENCODERS)),
+        ["conformer", "transformer"],
+        INTERCTC,
+        ["abs_pos", "scaled_abs_pos", "none"],
+        [True, False],
+        [0.0, 0.1, [0.1, 0.1]],
+        [0.0, 0.1],
+    ):
         forward_backward(
             name,
             input_layer,

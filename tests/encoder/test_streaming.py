@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from espnet_fastformer.encoder.streaming import ChunkSizes, StreamingState
 from espnet_fastformer.layers import pieces
 
-from .encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features
+from .encoders import BLOCK_TYPES, ENCODERS, FEATURES, build, features, in_turn
 
 STREAMING = [name for name in ENCODERS if name != "aft-full"]
 every_encoder = pytest.mark.parametrize("name", STREAMING)
@@ -47,11 +47,11 @@ def stream(encoder, xs_pad, pieces, **options):
     return torch.cat(outs, dim=1)
 
 
-@every_encoder
-@pytest.mark.parametrize("block_type", BLOCK_TYPES)
-@pytest.mark.parametrize("num_left_chunks", [None, 0, 2])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_stream_equals_whole(name, block_type, block_size, num_left_chunks):
+@pytest.mark.parametrize(
+    "name, block_size, block_type, num_left_chunks",
+    in_turn([None, 0, 2], STREAMING, [1, 4, 16], BLOCK_TYPES),
+)
+def test_stream_equals_whole(name, block_size, block_type, num_left_chunks):
     options = {"block_size": block_size, "num_left_chunks": num_left_chunks}
     encoder = build(name, block_type=block_type, **options)
     xs_pad, _ = features([151, 151])

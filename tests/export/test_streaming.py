@@ -10,7 +10,7 @@ from espnet_fastformer.export.module import CTCEncoder
 from espnet_fastformer.export.runtime import load
 from espnet_fastformer.export.streaming import BATCH_DIMS, INPUTS, StreamingCTCEncoder
 from espnet_fastformer.export.writers import WRITERS
-from tests.encoder.encoders import BLOCK_TYPES, FEATURES, build, features
+from tests.encoder.encoders import BLOCK_TYPES, FEATURES, build, features, in_turn
 
 MIXERS = ("fastformer", "aft-simple", "aft-conv", "aft-local")
 CHUNK = 4
@@ -67,9 +67,9 @@ def check(module, log_probs, olens, feats, lengths):
 OPTIONS = [{}, {"num_left_chunks": 2}, {"pos_enc_layer_type": "abs_pos"}]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("block_type", BLOCK_TYPES)
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    "name, block_type, options", in_turn(OPTIONS, MIXERS, BLOCK_TYPES)
+)
 def test_streams_give_the_whole_in_chunks(name, block_type, options):
     module = make(name, block_type=block_type, num_blocks=2, **options)
     inputs = features(LENGTHS)

@@ -48,7 +48,7 @@ def stream(streamer, speech, ends):
     return words + streamer(speech[:0], is_final=True).words
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize(
     "options",

@@ -1,3 +1,4 @@
+import functools
 from itertools import groupby
 
 import numpy as np
@@ -26,6 +27,7 @@ DECODER = {
 }
 
 
+@functools.cache
 def build(exp, **options) -> Transcriber:
     return Transcriber(exp / "config.yaml", find_model_file(exp), **options)
 

@@ -94,8 +94,6 @@ run() {
 # The first one prepares the data of all.
 run --asr_exp exp/fastformer --asr_config "$conf/train_asr_fastformer_small.yaml" \
     --asr_args "--max_epoch 1"
-run --asr_exp exp/aft --asr_config "$conf/train_asr_aft_small.yaml" \
-    --asr_args "--max_epoch 1" --stage 11
 run --asr_exp exp/transducer --asr_config "$conf/train_asr_transducer_aft.yaml" \
     --asr_args "--max_epoch 1 --accum_grad 1 \
         --encoder_conf output_size=64 --encoder_conf num_blocks=2 \
@@ -110,7 +108,7 @@ run --asr_exp exp/streaming --asr_config "$conf/train_asr_streaming_aft_small.ya
 
 cd "$recipe"
 . ./path.sh
-for model in fastformer aft transducer streaming; do
+for model in fastformer transducer streaming; do
     [ -s exp/$model/RESULTS.md ]
 done
 python3 - <<'END'
@@ -126,7 +124,6 @@ from espnet_fastformer import AFTEncoder, FastformerEncoder
 speech, _ = soundfile.read(audio)
 for name, encoder in {
     "fastformer": FastformerEncoder,
-    "aft": AFTEncoder,
     "transducer": AFTEncoder,
     "streaming": AFTEncoder,
 }.items():

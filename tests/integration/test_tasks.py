@@ -1,6 +1,7 @@
 """Every task that takes our encoders: it learns two utterances and says them again."""
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +25,6 @@ from espnet2.tasks.st import STTask
 from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 
 from espnet_fastformer import register
-
-every_encoder = pytest.mark.parametrize("encoder", ["fastformer", "aft"])
 
 TOKENS = ["<blank>", "<unk>", "<space>", *"ABCDEFGH", "<sos/eos>"]
 PROMPT = ["<en>", "<asr>", "<notime>"]
@@ -286,8 +285,8 @@ def learn(model: torch.nn.Module, batch: dict, steps: int = 60) -> list[float]:
     return losses
 
 
-@every_encoder
-@pytest.mark.parametrize("name", CASES)
+# What a task asks of encoders is not the mixer's business: they take turns.
+@pytest.mark.parametrize("name, encoder", zip(CASES, cycle(["fastformer", "aft"])))
 def test_what_was_learned_is_recognized(name, encoder, tmp_path):
     case = CASES[name]
     model = build(case.task, case.config, encoder, tmp_path / "config.yaml")
@@ -303,8 +302,7 @@ def test_what_was_learned_is_recognized(name, encoder, tmp_path):
     ]
 
 
-@every_encoder
-def test_ssl_model_learns_to_fill_in_what_is_masked(encoder, tmp_path):
+def test_ssl_model_learns_to_fill_in_what_is_masked(tmp_path):
     config = {
         **AUDIO,
         "token_list": list("ABCD"),
@@ -314,7 +312,7 @@ def test_ssl_model_learns_to_fill_in_what_is_masked(encoder, tmp_path):
         "loss": [{"name": "hubert", "conf": {"num_classes": 4, "final_dim": 16}}],
         "util": [{"name": "mask", "conf": {"mask_prob": 0.3, "mask_length": 3}}],
     }
-    model = build(SSLTask, config, encoder, tmp_path / "config.yaml")
+    model = build(SSLTask, config, "aft", tmp_path / "config.yaml")
     # A token a frame: those of an utterance's halves.
     tokens = torch.arange(4).reshape(2, 2).repeat_interleave(31, dim=1)[:, :61]
     losses = learn(model, batch(speech=speech(), text=list(tokens)))

@@ -4,6 +4,7 @@ import copy
 from contextlib import nullcontext
 from functools import partial
 
+import pytest
 import torch
 
 from espnet_fastformer.cpu.fastformer import FoldedFastSelfAttention
@@ -13,6 +14,11 @@ from espnet_fastformer.layers.fastformer import FastSelfAttention
 
 SIZE = 8
 HEADS = 2
+
+# For what differs in numbers alone, which the simulated device has from the CPU.
+where_numbers_differ = pytest.mark.parametrize(
+    "device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+)
 
 # Shorter than many of the inputs, so that both sides of the limit are seen.
 MAX_LEN = 90

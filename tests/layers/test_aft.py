@@ -22,6 +22,7 @@ from .checks import (
     mask_of,
     plain,
     random_inputs,
+    where_numbers_differ,
 )
 
 every_form = pytest.mark.parametrize("name", AFT_LAYERS)
@@ -99,6 +100,7 @@ def constant_signs(sign: float):
 
 
 @every_form
+@where_numbers_differ
 @pytest.mark.parametrize("frames", [1, 2, 5, 37, 130])
 @pytest.mark.parametrize(
     "signs",
@@ -124,6 +126,7 @@ def test_keys_and_biases_up_to_50(name, frames, signs, device):
 
 
 @every_form
+@where_numbers_differ
 @pytest.mark.parametrize("frames", [1, 37, 130])
 @pytest.mark.parametrize("signs", [uniform_signs, opposed_signs])
 def test_gradients_of_keys_and_biases_up_to_50(name, frames, signs, device):
@@ -137,6 +140,7 @@ def test_gradients_of_keys_and_biases_up_to_50(name, frames, signs, device):
 
 
 @every_form
+@where_numbers_differ
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("frames", [1, 37, 130])
 def test_keys_and_biases_up_to_50_in_half_precision(name, dtype, frames, device):
@@ -173,6 +177,7 @@ class DenseAFT(torch.nn.Module):
         return q.sigmoid() * (weight * v[:, None]).sum(2) / weight.sum(2)
 
 
+@where_numbers_differ
 @pytest.mark.parametrize("simple", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("frames", range(1, 13))

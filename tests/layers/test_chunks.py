@@ -154,8 +154,13 @@ def test_keys_that_change_by_200(name, change, num_left):
         assert_near(by_chunk, expected, 1e-4)
 
 
-@every_streaming_mixer
-@pytest.mark.parametrize("is_constant", [True, False], ids=["silence", "noise"])
+@pytest.mark.parametrize(
+    "name, is_constant",
+    [
+        *((name, True) for name in ("fastformer", "local-offset", "simple", "conv")),
+        ("simple", False),
+    ],
+)
 def test_no_drift_over_100000_frames(name, is_constant):
     layer = build(name)
     inputs = random_inputs(layer, 1, 100_000, dtype=torch.float32)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from .checks import (
+    MAX_LEN,
     MIXERS,
     SIZE,
     assert_matches_plain,
@@ -20,14 +21,15 @@ from .checks import (
     mask_of,
     plain,
     random_inputs,
+    where_numbers_differ,
 )
 from .memory import allocated
 
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 
-# Around the blocks of 64 frames of AFTLocal, and beyond the longest position bias.
-LENGTHS = [1, 2, 3, 4, 5, 7, 16, 31, 47, 63, 64, 65, 79, 80, 81, 90, 91]
-LENGTHS += [127, 128, 129, 160, 161, 191, 192, 193, 200]
+# Around what the folded form takes for short, chunks of whole utterances, which are as
+# long as a bias reaches but at least 32 frames, and the longest position bias.
+LENGTHS = [1, 2, SIZE, SIZE + 1, 31, 32, 33, 64, 75, 79, 80, MAX_LEN, MAX_LEN + 1, 200]
 
 
 @every_mixer
@@ -57,6 +59,7 @@ def test_mask_may_have_holes(name, device):
 
 
 @every_mixer
+@where_numbers_differ
 @pytest.mark.parametrize(
     "dtype",
     [torch.int64, torch.uint8, torch.float32, torch.float64, torch.bfloat16],
@@ -72,6 +75,7 @@ def test_mask_of_any_dtype(name, dtype, device):
 
 
 @every_mixer
+@where_numbers_differ
 @pytest.mark.parametrize("frames", [1, 37, 130])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
@@ -176,6 +180,7 @@ def test_every_parameter_gets_a_gradient(name, frames, device):
 
 
 @every_mixer
+@where_numbers_differ
 @pytest.mark.parametrize("frames", [5, 70])
 def test_gradients_with_dropout(name, frames, device):
     layer = build(name, device, dropout_rate=0.4).double()

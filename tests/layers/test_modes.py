@@ -102,9 +102,11 @@ def check_steps(layer, frames: int):
         assert_near(layer(*inputs, mask), plain(layer, *inputs, mask=mask), 1e-9)
 
 
-@every_mixer
+# What is short has a form of its own in the folded mixer alone.
+@pytest.mark.parametrize(
+    "name, frames", [*((name, 70) for name in MIXERS), ("fastformer-folded", 5)]
+)
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("frames", [5, 70])
 def test_what_a_tool_adds_is_computed(name, tool, frames):
     layer = build(name).double()
     TOOLS[tool](layer)

@@ -58,8 +58,7 @@ class LibriSpeechBuilder(DatasetBuilder):
       something wrong, and log what is left out.
     - ``nj``: files that are decoded at the same time, if more than usual.
     - ``min_samples``: samples that an utterance needs for the encoder to give a frame.
-    - ``recipe_dir``, ``func``, ``dataset_dir`` come with ESPnet3's default config and
-      are not used.
+    - ``func``, ``dataset_dir`` come with ESPnet3's default config and are not used.
     """
 
     def is_source_prepared(
@@ -69,19 +68,10 @@ class LibriSpeechBuilder(DatasetBuilder):
         corpus_conf: Mapping[str, Any] | None = None,
         **_build_options,
     ) -> bool:
-        """Tell whether the corpus has been made; True if it is the user's own.
-
-        Raises:
-            ValueError: ``corpus`` is unknown, or absent and has options.
-        """
+        """Tell whether the corpus has been made; True if it is the user's own."""
         if corpus is None:
-            if corpus_conf:
-                raise ValueError(
-                    f"corpus_conf: {dict(corpus_conf)} is for a corpus that the recipe "
-                    f"makes ({', '.join(CORPORA)}), but {source_dir} is to be used."
-                )
             return True
-        return _corpus(corpus)(source_dir, **(corpus_conf or {})).is_prepared()
+        return CORPORA[corpus](source_dir, **(corpus_conf or {})).is_prepared()
 
     def prepare_source(
         self,
@@ -92,7 +82,7 @@ class LibriSpeechBuilder(DatasetBuilder):
     ) -> None:
         """Make or download the corpus, going on from where it was interrupted."""
         if corpus is not None:
-            _corpus(corpus)(source_dir, **(corpus_conf or {})).prepare()
+            CORPORA[corpus](source_dir, **(corpus_conf or {})).prepare()
 
     def is_built(
         self,
@@ -121,7 +111,6 @@ class LibriSpeechBuilder(DatasetBuilder):
         min_samples: int = 1,
         corpus: str | None = None,
         corpus_conf: Mapping[str, Any] | None = None,
-        recipe_dir: str | Path | None = None,
         func: str | None = None,
         dataset_dir: str | Path | None = None,
     ) -> None:
@@ -162,15 +151,6 @@ class LibriSpeechBuilder(DatasetBuilder):
             raise CorpusError("\n".join(filter(None, [*missing, listing])))
         if listing:
             logger.warning("Left out, as skip_broken_utterances asks: %s", listing)
-
-
-def _corpus(name: str):
-    if name not in CORPORA:
-        raise ValueError(
-            f"corpus: {name!r} is not one that this recipe makes. It is one of "
-            f"{', '.join(CORPORA)}, or empty if source_dir already holds a corpus."
-        )
-    return CORPORA[name]
 
 
 def _list_problems(problems: list[Problem], file: Path) -> str:

@@ -123,9 +123,14 @@ class SmallCorpus:
             shutil.rmtree(partial, ignore_errors=True)
             with tarfile.open(archive) as tar:
                 tar.extractall(partial, filter="data")
-            for directory in partial.iterdir():
-                directory.rename(self.sources / directory.name)
-            partial.rmdir()
+            # Beside another part of the corpus that is there. What is looked for goes
+            # last: it tells that all is there.
+            for path in sorted(partial.glob("*/*"), key=lambda p: p.match(pattern)):
+                target = self.sources / path.relative_to(partial)
+                target.parent.mkdir(exist_ok=True)
+                if not target.exists():
+                    path.rename(target)
+            shutil.rmtree(partial)
             archive.unlink()
         return next(self.sources.glob(pattern))
 

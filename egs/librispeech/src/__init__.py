@@ -1,1 +1,1 @@
-"""The recipe's code."""
+"""What the recipe needs and ESPnet3 has not; each file says what that is."""

@@ -1,7 +1,6 @@
-"""What is done at the start of a training and of its epochs, and at its end.
+"""What is done where a training starts, is stopped and ends.
 
-ESPnet3 resumes from a checkpoint, but draws other numbers then, averages without the
-last epoch, and leaves broken files where it is stopped.
+ESPnet3 averages without the last epoch, and leaves broken files where it is stopped.
 """
 
 from __future__ import annotations
@@ -10,46 +9,18 @@ import logging
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import interruption
-import numpy as np
-from espnet2.torch_utils.set_all_random_seed import set_all_random_seed
 from espnet3.components.callbacks.default_callbacks import AverageCheckpointsCallback
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
-from .report import plot_training_curves, record_command
-
 logger = logging.getLogger(__name__)
 
 # Between the updates of a training and those of a schedule, of the former.
 MAX_DIFFERENCE = 0.1
-
-
-class SeedEpochs(Callback):
-    """Seed every epoch by itself.
-
-    Checkpoints hold no state of random number generators. So a training that goes on
-    from one draws the same numbers as one that was never stopped. Each process draws
-    its own.
-
-    Args:
-        seed: Seed of the training.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Seed Python's, NumPy's and PyTorch's generators."""
-        key = (self.seed, trainer.current_epoch, trainer.global_rank)
-        (seed,) = np.random.SeedSequence(key).generate_state(1)
-        set_all_random_seed(int(seed))
 
 
 class CloseProgressBars(Callback):
@@ -139,7 +110,7 @@ class CheckSchedule(Callback):
                     )
 
 
-class AverageCheckpoints(Callback):
+class AverageCheckpoints(AverageCheckpointsCallback):
     """Keep ``MONITOR.ave.pth``, named as in ESPnet2, the average of the best epochs.
 
     ESPnet3 averages at the end of each validation, before Lightning saves the
@@ -148,80 +119,31 @@ class AverageCheckpoints(Callback):
     which a full disk or a kill would leave in pieces: here, a whole one replaces it.
 
     Args:
-        exp_dir: Directory of the experiment.
+        output_dir: Directory of the experiment.
+        best_ckpt_callbacks: What keeps the best epochs by each criterion.
     """
 
-    def __init__(self, exp_dir: str) -> None:
-        self.exp_dir = Path(exp_dir)
-        self.partial_dir = self.exp_dir / "partial"
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have ESPnet3 write elsewhere."""
-        if trainer.is_global_zero:
-            shutil.rmtree(self.partial_dir, ignore_errors=True)
-            self.partial_dir.mkdir()
-        for callback in _averaging(trainer):
-            callback.output_dir = self.partial_dir
+    def __init__(
+        self, output_dir: str, best_ckpt_callbacks: list[ModelCheckpoint]
+    ) -> None:
+        self.exp_dir = Path(output_dir)
+        super().__init__(self.exp_dir / "partial", best_ckpt_callbacks)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take over what ESPnet3 has just averaged."""
-        if trainer.is_global_zero:
-            self._take_over(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average with the last epoch, as ESPnet2 does."""
-        if trainer.is_global_zero:
-            for callback in _averaging(trainer):
-                callback.on_validation_end(trainer, pl_module)
-            self._take_over(trainer)
-            self.partial_dir.rmdir()
-
-    def _take_over(self, trainer: Trainer) -> None:
-        for path in self.partial_dir.glob("*.pth"):
+        """Average aside, and take over what is whole."""
+        if not trainer.is_global_zero:
+            return
+        shutil.rmtree(self.output_dir, ignore_errors=True)
+        self.output_dir.mkdir()
+        super().on_validation_end(trainer, pl_module)
+        for path in self.output_dir.glob("*.pth"):
             path.replace(self.exp_dir / path.name)
-        for callback in _averaging(trainer):
-            for best in callback.best_ckpt_callbacks:
-                _link_average(self.exp_dir, best.monitor.replace("/", "."))
+        for best in self.best_ckpt_callbacks:
+            _link_average(self.exp_dir, best.monitor.replace("/", "."))
+        self.output_dir.rmdir()
 
-
-class RecordCommand(Callback):
-    """Record the command of a training as soon as it has left something.
-
-    Args:
-        exp_dir: Directory of the experiment.
-    """
-
-    def __init__(self, exp_dir: str) -> None:
-        self.exp_dir = Path(exp_dir)
-
-    def on_save_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        checkpoint: dict[str, Any],
-    ) -> None:
-        """Do so with every checkpoint: a refused command makes none."""
-        record_command(self.exp_dir)
-
-
-class PlotTrainingCurves(Callback):
-    """Draw the training curves at the end of a training.
-
-    Args:
-        exp_dir: Directory of the experiment.
-    """
-
-    def __init__(self, exp_dir: str) -> None:
-        self.exp_dir = Path(exp_dir)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the picture."""
-        if trainer.is_global_zero:
-            plot_training_curves(self.exp_dir)
-
-
-def _averaging(trainer: Trainer) -> list[AverageCheckpointsCallback]:
-    return [c for c in trainer.callbacks if isinstance(c, AverageCheckpointsCallback)]
+    # With the last epoch, as ESPnet2 does.
+    on_fit_end = on_validation_end
 
 
 def _link_average(exp_dir: Path, monitor: str) -> None:

@@ -31,6 +31,7 @@ LEAST = {
     "log_interval": 1,
     "max_epoch": 1,
     "min_batch_size": 1,
+    "num_att_plot": 0,
     "num_iters_per_epoch": 1,
     "num_workers": 0,
     "seed": 0,

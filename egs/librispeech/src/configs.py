@@ -25,6 +25,7 @@ from typeguard import TypeCheckError
 
 from .check_options import check_device
 from .espnet2_config import convert_inference, convert_training
+from .lock import lock
 
 SUBSETS = ("train", "valid", "test")
 # ESPnet's usual speeds, which asr.sh calls by no more than this.
@@ -74,7 +75,7 @@ def make_configs(
 
     Raises:
         ValueError: The corpus is not there, or an option that it needs, or a name will
-            not do.
+            not do, or another run is at work in the experiment.
         OSError: ``EXP_DIR/conf`` cannot be written.
     """
     corpus = _Corpus(options, recipe_dir)
@@ -119,6 +120,8 @@ def make_configs(
         "metrics": {**decoded, "dataset": {"test": test}},
         "publication": {**decoded, "pack_model": {"files": needed}},
     }
+    if rank_zero_only.rank == 0 and options.num_nodes == 1:
+        lock(exp_dir)
     return {
         role: _complete(role, OmegaConf.create(config), options, exp_dir, recipe_dir)
         for role, config in configs.items()
@@ -173,6 +176,13 @@ class _Corpus:
             if subsets and len(set(subsets)) < len(subsets):
                 names = ", ".join(subsets)
                 raise ValueError(f"--{role}_subsets names a subset twice: {names}")
+            # Decodings are replaced by these names, which must not lead elsewhere.
+            for subset in subsets or ():
+                if os.sep in subset or subset in (".", ".."):
+                    raise ValueError(
+                        f"--{role}_subsets {subset}: give the name of a directory in "
+                        "--corpus, not a path"
+                    )
         self.conf = options.corpus_conf
         if options.corpus in made_here:
             self.made_here = options.corpus

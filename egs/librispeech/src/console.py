@@ -50,12 +50,22 @@ def set_up_console(is_first: bool) -> None:
         )
 
 
-def explain(error: BaseException) -> str:
-    """Return the message of one of ``USER_ERRORS``, with what to do."""
-    message = str(error)
+def explain(error: BaseException) -> str | None:
+    """Return what to say of an error in place of its traceback.
+
+    Returns:
+        The message of one of ``USER_ERRORS``, with what to do; None for others.
+    """
+    message = str(error).strip()
     if message.startswith("Caught "):
         # From a worker of a DataLoader, with its traceback.
-        message = message.strip().splitlines()[-1].partition(": ")[2]
+        message = message.splitlines()[-1].partition(": ")[2]
+    # ESPnet3 makes a RuntimeError of whatever the recipe's dataset raises.
+    _, _, original = message.rpartition("Original error: ")
+    if original.startswith("Cannot read "):
+        return original
+    if not isinstance(error, USER_ERRORS):
+        return None
     if isinstance(error, torch.OutOfMemoryError):
         message += (
             "\nGive a lower --batch_bins or --batch_size, with a higher --accum_grad "

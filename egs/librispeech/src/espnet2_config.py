@@ -138,8 +138,9 @@ def parse_asr_config(
         All options, the missing ones with ESPnet2's defaults.
 
     Raises:
-        ValueError: An option is set that this recipe cannot pass on to ESPnet3, or the
-            file's ``token_type`` is not that of the overrides.
+        ValueError: An option is set that this recipe cannot pass on to ESPnet3, the
+            file's ``token_type`` is not that of the overrides, or these name another
+            file.
         SystemExit: ESPnet2 does not know an option or its value.
     """
     parser = ASRTask.get_parser()
@@ -153,6 +154,8 @@ def parse_asr_config(
         args = parser.parse_args(["--config", str(config), *overrides])
     except yaml.YAMLError as error:
         raise ValueError(f"{config}: {error}") from error
+    if args.config != str(config):
+        raise ValueError(f"--config {args.config}: give it as --asr_config")
     # Reading the file has made its values the defaults.
     token_type = parser.get_default("token_type")
     if token_type not in (None, args.token_type):
@@ -322,8 +325,8 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
         file sets it.
 
     Raises:
-        ValueError: ``Speech2Text`` has no such argument, a window or chunk no length,
-            or ``best_path`` is neither true nor false.
+        ValueError: ``Speech2Text`` has no such argument, a value is of the wrong kind,
+            or needs another one.
     """
     try:
         options = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -345,6 +348,12 @@ def convert_inference(path: str | Path) -> dict[str, Any]:
         kind, is_valid = SPEECH2TEXT_OPTIONS[key]
         if not is_valid(value):
             raise ValueError(f"{key} in {path} must be {kind}, but is {value!r}")
+    if "pooling_window" in own and not own.get("best_path") and batch_size != 1:
+        raise ValueError(
+            f"pooling_window in {path} needs batch_size: 1, or best_path: true"
+        )
+    if "num_left_chunks" in own and "chunk_size" not in own:
+        raise ValueError(f"num_left_chunks in {path} needs chunk_size")
     if any(own.values()):
         options |= {"_target_": SPEECH2TEXT, **own}
     return {

@@ -1,9 +1,12 @@
 """How the stages run a model over a dataset.
 
-ESPnet3 shows whole shards as progress, and starts a cluster for a single worker.
+ESPnet3 shows whole shards as progress, starts a cluster for a single worker, and keeps
+shards of statistics whatever they were made of.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from espnet3.components.data.collect_stats import CollectStatsRunner
 from espnet3.parallel import base_runner
@@ -40,6 +43,10 @@ class StatsRunner(_ProgressBar, CollectStatsRunner):
     """Runner of the ``collect_stats`` stage."""
 
     desc = "collect statistics"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        # What an earlier run has done may be of other tokens, or shared out otherwise.
+        super().__init__(*args, resume=False, **options)
 
 
 class InferenceRunner(_ProgressBar, ASRInferenceRunner):

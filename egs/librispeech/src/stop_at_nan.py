@@ -5,8 +5,8 @@ ESPnet3 skips batches whose loss is none, does not name them, and checks no grad
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from espnet3.components.data.dataset import CombinedDataset
@@ -75,9 +75,5 @@ class StopAtNaN(Callback):
 
 def _audio_files(dataset: CombinedDataset, uids: Sequence[str]) -> list[str]:
     """Look up utterances that ESPnet3 calls by their place in all subsets together."""
-    files = []
-    for index in map(int, uids):
-        subset = bisect_right(dataset.cumulative_lengths, index)
-        first = dataset.cumulative_lengths[subset] - dataset.lengths[subset]
-        files.append(dataset.datasets[subset].utterances[index - first].audio)
-    return files
+    utterances = [*chain.from_iterable(data.utterances for data in dataset.datasets)]
+    return [utterances[int(uid)].audio for uid in uids]

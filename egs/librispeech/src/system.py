@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -17,15 +16,16 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from espnet2.bin.tokenize_text import tokenize
 from espnet2.fileio.read_text import read_2columns_text
 from espnet2.main_funcs.pack_funcs import pack
 from espnet2.samplers.build_batch_sampler import build_batch_sampler
+from espnet3.components.callbacks import default_callbacks
 from espnet3.components.data import collect_stats as collect_stats_module
 from espnet3.components.data.dataset_module import load_dataset_module
 from espnet3.systems.base import training as training_module
@@ -40,14 +40,23 @@ from omegaconf import DictConfig, OmegaConf
 import espnet_fastformer
 from espnet_fastformer.registration import ENCODERS, qualified_name
 
+from .callbacks import AverageCheckpoints
 from .compare_subsets import compare_subsets
 from .configs import digest, lasting_settings, write_at_once
 from .inference import StatsRunner
 from .lightning_module import SharedBatchModule
-from .report import MADE_FROM, error_rates, record_command, write_results
+from .report import (
+    MADE_FROM,
+    error_rates,
+    plot_training_curves,
+    record_command,
+    write_results,
+)
 
 logger = logging.getLogger(__name__)
 
+# What ESPnet3 writes of a SentencePiece model. The tokens tell that all is there.
+BYTE_PAIRS = ("bpe.model", "bpe.vocab", "tokens.txt")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -58,9 +67,9 @@ class LibriSpeechSystem(ASRSystem):
     on from its last checkpoint.
     """
 
-    def create_dataset(self, *args, **kwargs) -> None:
+    def create_dataset(self) -> None:
         """Make or find the corpus, check it and say what there is of it."""
-        super().create_dataset(*args, **kwargs)
+        super().create_dataset()
         config = self.training_config
         roles = {
             "train": config.dataset.train,
@@ -102,9 +111,8 @@ class LibriSpeechSystem(ASRSystem):
         # The last file that either tokenizer writes.
         return (Path(self.training_config.tokenizer.save_path) / "tokens.txt").is_file()
 
-    def train_tokenizer(self, *args, **kwargs) -> None:
+    def train_tokenizer(self) -> None:
         """Write ``tokens.txt``: characters, or byte pairs trained by SentencePiece."""
-        self._reject_stage_args("train_tokenizer", args, kwargs)
         self._require("create_dataset")
         utterances = _utterances(
             self.training_config, self.training_config.dataset.train
@@ -118,25 +126,29 @@ class LibriSpeechSystem(ASRSystem):
                 return
         # What is there is of another corpus or of a run that was stopped. The tokens go
         # last: they are nothing without their text.
-        for name in (text.name, "bpe.model", "bpe.vocab", "tokens.txt"):
+        for name in (text.name, *BYTE_PAIRS):
             (directory / name).unlink(missing_ok=True)
         directory.mkdir(parents=True, exist_ok=True)
         text.write_text(new_text, encoding="utf-8")
         if config.model_type == "char":
-            _write_characters(text, directory / "tokens.txt")
+            _write_characters(new_text, directory / "tokens.txt")
             return
+        partial = directory / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
         # ESPnet3 moves what SentencePiece writes from the working directory.
         with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
             # SentencePiece takes a comma for the end of a name.
             Path(text.name).symlink_to(text)
             try:
-                train_sentencepiece(text.name, directory, config.vocab_size)
+                train_sentencepiece(text.name, partial, config.vocab_size)
             except RuntimeError as error:
                 raise ValueError(f"--nbpe {config.vocab_size}: {error}") from error
+        for name in BYTE_PAIRS:
+            (partial / name).replace(directory / name)
+        partial.rmdir()
 
-    def collect_stats(self, *args, **kwargs) -> None:
+    def collect_stats(self) -> None:
         """Collect the mean and variance of the features, and all lengths."""
-        self._reject_stage_args("collect_stats", args, kwargs)
         config = self.training_config
         self._require("train_tokenizer", config.model.token_list)
         subsets = [Path(config.stats_dir) / name for name in ("train", "valid")]
@@ -145,7 +157,6 @@ class LibriSpeechSystem(ASRSystem):
             _discard_unless_made_from(subset, {"utterances": digest(utterances)})
         if all((subset / "token_shape").is_file() for subset in subsets):
             return
-        _discard_other_shards(subsets, config.parallel.n_workers)
         collect_stats_module.CollectStatsRunner = StatsRunner
         # ESPnet3 removes the normalization from the config, which training needs.
         self.training_config = copy.deepcopy(config)
@@ -157,13 +168,11 @@ class LibriSpeechSystem(ASRSystem):
         for subset in subsets:
             # As in asr.sh: `numel` batches count a one-hot vector a token.
             shapes = (subset / "text_shape").read_text().splitlines()
-            (subset / "token_shape").write_text(
-                "".join(f"{shape},{num_tokens}\n" for shape in shapes)
-            )
+            lines = "".join(f"{shape},{num_tokens}\n" for shape in shapes)
+            write_at_once(lines, subset / "token_shape")
 
-    def train(self, *args, **kwargs) -> None:
+    def train(self) -> None:
         """Train, from the last checkpoint if there is one."""
-        self._reject_stage_args("train", args, kwargs)
         config = self.training_config
         self._require("train_tokenizer", config.model.token_list)
         shapes = [
@@ -176,14 +185,16 @@ class LibriSpeechSystem(ASRSystem):
         if checkpoint is not None:
             self.training_config.fit = {"ckpt_path": str(checkpoint)}
             _check_space(self.exp_dir, checkpoint)
+        default_callbacks.AverageCheckpointsCallback = AverageCheckpoints
         training_module.ESPnetLightningModule = SharedBatchModule
         training_module.save_espnet_config = _save_config
         with _explain_full_disk(self.exp_dir):
             super().train()
+            if rank_zero_only.rank == 0:
+                plot_training_curves(self.exp_dir)
 
-    def infer(self, *args, **kwargs) -> None:
+    def infer(self) -> None:
         """Recognize the test subsets."""
-        self._reject_stage_args("infer", args, kwargs)
         config = self.inference_config
         checkpoint = Path(config.model.asr_model_file)
         self._require("train", checkpoint)
@@ -204,9 +215,8 @@ class LibriSpeechSystem(ASRSystem):
                 (directory / "metrics.json").unlink(missing_ok=True)
         super().infer()
 
-    def measure(self, *args, **kwargs) -> dict:
+    def measure(self) -> dict:
         """Score the recognized text and write RESULTS.md."""
-        self._reject_stage_args("measure", args, kwargs)
         config = self.metrics_config
         texts = [
             f"{config.inference_dir}/{t.name}/text.scp" for t in config.dataset.test
@@ -226,63 +236,32 @@ class LibriSpeechSystem(ASRSystem):
         self._compare_subsets()
         return results
 
-    def pack_model(self, *args, **kwargs) -> Path:
+    def pack_model(self) -> Path:
         """Bundle the model with all that ESPnet needs to use it."""
-        self._reject_stage_args("pack_model", args, kwargs)
         self._require("train", self.publication_config.pack_model.files.asr_model_file)
-        training_config, inference_config = self.training_config, self.inference_config
+        config = self.training_config
         # ESPnet3 bundles only what is below its recipe directory.
-        self.training_config = copy.deepcopy(training_config)
-        self.training_config.recipe_dir = os.path.commonpath(
-            [training_config.exp_dir, training_config.data_dir]
-        )
+        config.recipe_dir = os.path.commonpath([config.exp_dir, config.data_dir])
         # Without code of the recipe, the bundle needs nobody's trust.
-        self.inference_config = copy.deepcopy(inference_config)
-        publication_config = self.publication_config
-        self.publication_config = copy.deepcopy(publication_config)
-        self.publication_config.pack_model.readme_context = {
-            "exp_tag": training_config.exp_tag,
-            "fs": training_config.dataset.preprocessor.fs,
-            "espnet": version("espnet"),
-            "version": espnet_fastformer.__version__,
-            "trained_on": ", ".join(
-                data.name for data in training_config.dataset.train
-            ),
-            "results": error_rates(self.exp_dir),
-        }
         self.inference_config.runner = {
             "_target_": f"{ASRInferenceRunner.__module__}.ASRInferenceRunner"
         }
+        self.publication_config.pack_model.readme_context = {
+            "exp_tag": config.exp_tag,
+            "fs": config.dataset.preprocessor.fs,
+            "espnet": version("espnet"),
+            "version": espnet_fastformer.__version__,
+            "trained_on": ", ".join(data.name for data in config.dataset.train),
+            "results": error_rates(self.exp_dir),
+        }
         # The directory of an experiment is no pattern, whatever its name.
         publication_utils.has_magic = lambda path: False
-        try:
-            bundle = super().pack_model()
-        finally:
-            self.training_config = training_config
-            self.inference_config = inference_config
-            self.publication_config = publication_config
+        bundle = super().pack_model()
         _write_requirement(bundle)
         archive = bundle.with_name(f"{self.exp_dir.name}.zip")
         _pack_for_espnet2(bundle, archive)
         logger.info("packed: %s, %s", archive, bundle)
         return bundle
-
-
-def lock(exp_dir: Path) -> None:
-    """Keep other runs from this experiment until the process ends.
-
-    Raises:
-        ValueError: One is at work in it.
-    """
-    # Unlike those of flock, what is forked, and may outlive a kill, does not hold it.
-    file = os.open(exp_dir / ".running", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(
-            f"{exp_dir} is in use by another run: wait for it, or give another "
-            "--exp_tag or --exp_dir"
-        ) from None
 
 
 def check_shared_memory(config: DictConfig, directory: str = "/dev/shm") -> None:
@@ -454,6 +433,12 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
         if rank_zero_only.rank == 0:
             write_at_once(json.dumps(settings, indent=1), record)
         return
+    if not record.is_file():
+        raise ValueError(
+            f"{checkpoint} has no {record.name} beside it, which says what it was "
+            "trained with: copy that too, or give an average of its training (*.pth) "
+            "as --init_param and another --exp_dir"
+        )
     before = json.loads(record.read_text(encoding="utf-8"))
     changed = [
         f"{name} ({before.get(name)} before, {settings.get(name)} now)"
@@ -470,20 +455,6 @@ def _refuse_other_settings(config: DictConfig, checkpoint: Path | None) -> None:
 def _save_config(task: str, config: DictConfig, exp_dir: str) -> None:
     """Write ``config.yaml``; ESPnet3 takes a directory with a dot for a file."""
     save_espnet_config(task, config, os.path.join(exp_dir, "config.yaml"))
-
-
-def _discard_other_shards(subsets: Iterable[Path], number: int) -> None:
-    """Remove what a stopped run shared out otherwise: ESPnet3 cannot go on with it."""
-    for directory in subsets:
-        manifest = directory / "manifest.json"
-        try:
-            shards = json.loads(manifest.read_text(encoding="utf-8"))["shards"]
-        except FileNotFoundError:
-            continue
-        except ValueError:
-            shards = []
-        if len(shards) != number:
-            shutil.rmtree(directory)
 
 
 def _write_requirement(bundle: Path) -> None:
@@ -518,26 +489,8 @@ def _pack_for_espnet2(bundle: Path, archive: Path) -> None:
         )
 
 
-def _write_characters(text: Path, tokens: Path) -> None:
+def _write_characters(text: str, tokens: Path) -> None:
     """Write the characters of ``text``, the frequent ones first, as asr.sh does."""
-    partial = tokens.with_suffix(".partial")
-    tokenize(
-        input=str(text),
-        output=str(partial),
-        field=None,
-        delimiter=None,
-        token_type="char",
-        space_symbol="<space>",
-        non_linguistic_symbols=None,
-        bpemodel=None,
-        log_level="INFO",
-        write_vocabulary=True,
-        vocabulary_size=0,
-        remove_non_linguistic_symbols=False,
-        cutoff=0,
-        add_symbol=["<blank>:0", "<unk>:1", "<sos/eos>:-1"],
-        cleaner=None,
-        g2p=None,
-        add_nonsplit_symbol=[],
-    )
-    partial.replace(tokens)
+    counts = Counter(text.replace("\n", ""))
+    letters = ["<space>" if c == " " else c for c, _ in counts.most_common()]
+    write_at_once("\n".join(["<blank>", "<unk>", *letters, "<sos/eos>", ""]), tokens)

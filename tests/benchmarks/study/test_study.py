@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import pytest
 import yaml
 
 from benchmarks.study import __main__ as module
+from benchmarks.study import runner
+from benchmarks.study.results import read_speed
 from tests.egs.librispeech.recipe import load
 from tests.environment import ROOT
 
@@ -331,23 +332,18 @@ def test_unequal_models_are_refused(study, tmp_path, capsys):
     assert f"by more than 3% from {REFERENCE}: {LOCAL}" in error
 
 
-def test_time_instead_of_updates(study):
-    directory = study.exp_dir / "fastformer-time"
+def test_time_instead_of_updates(study, monkeypatch):
+    reference, directory = study.exp_dir / REFERENCE, study.exp_dir / "fastformer-time"
     config = directory / "train.yaml"
-
-    def speed() -> list[float]:
-        """Time of an update of both, measured in the same call."""
-        paths = [study.exp_dir / REFERENCE / "speed.json", directory / "speed.json"]
-        before = paths[0].stat().st_mtime_ns
-        output = study.run("--rows", "time", "--stages", "speed")
-        assert f"measure {REFERENCE}, fastformer-time" in output
-        assert paths[0].stat().st_mtime_ns > before
-        updates = [json.loads(path.read_text())["results"][0] for path in paths]
-        return [statistics.median(update["seconds"]) for update in updates]
-
     done = study.start("--rows", "time", "--stages", "train")
     assert "fastformer-time: the stage speed has not measured it" in done.stdout
-    theirs, own = speed()
+    before = (reference / "speed.json").stat().st_mtime_ns
+    output = study.run("--rows", "time", "--stages", "speed")
+    # Both in the same call.
+    assert f"measure {REFERENCE}, fastformer-time" in output
+    assert (reference / "speed.json").stat().st_mtime_ns > before
+    measured = {path.name: read_speed(path).results for path in (reference, directory)}
+    theirs, own = (results[0].median for results in measured.values())
     given = yaml.safe_load(config.read_text())
     epochs = max(1, round(2 * theirs / own))
     assert given["max_epoch"] == given["scheduler_conf"]["max_steps"] == epochs
@@ -356,7 +352,9 @@ def test_time_instead_of_updates(study):
     given["max_epoch"] = given["scheduler_conf"]["max_steps"] = 7
     config.write_text(yaml.safe_dump(given, sort_keys=False))
     (directory / "speed.json").unlink()
-    speed()
+    monkeypatch.setattr(runner, "measure_rows", lambda *_: measured)
+    module.main([*study.options, "--rows", "time", "--stages", "speed"])
+    assert (directory / "speed.json").is_file()
     assert yaml.safe_load(config.read_text()) == given
 
 

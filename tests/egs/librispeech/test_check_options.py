@@ -119,6 +119,7 @@ def test_least_length_follows_from_the_model(
         ({"max_epoch": 0}, "max_epoch in .* from 1 on, but is 0"),
         ({"max_epoch": "many"}, "max_epoch: invalid int value: 'many'"),
         ({"max_epoch": [3]}, r"max_epoch in .* but is \[3\]"),
+        ({"num_att_plot": -1}, "num_att_plot in .* from 0 on, but is -1"),
         ({"batch_bins": -1}, "batch_bins in .* from 1 on, but is -1"),
         ({"batch_type": "numl"}, "batch_type in .* must be one of .*numel"),
         ({"keep_nbest_models": []}, "keep_nbest_models in .* whole number"),
@@ -180,8 +181,16 @@ def test_number_out_of_range_is_named(error, options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (
+            ("--config", str(CONF_DIR / "train_asr_fastformer.yaml")),
+            "--config .*train_asr_fastformer.yaml: give it as --asr_config",
+        ),
         (("--ngpu", "999"), "--ngpu 999: PyTorch sees [0-9]+ GPUs here. Give --ngpu"),
         (("--train_subsets", "a", "b", "a/"), "--train_subsets names a subset twice"),
+        *(
+            (("--test_subsets", "test-an4", path), f"--test_subsets {path}: give the n")
+            for path in ("/data/test", "test/clean", ".", "..")
+        ),
         (("--corpus", "synthetic", "--corpus_conf", "hours=5"), "no hours, but train_"),
         (("--corpus", "mini", "--corpus_conf", "seed=5"), "no seed, but base_url"),
         (

@@ -93,9 +93,22 @@ def test_warning_is_said_once_and_error_without_traceback():
     assert not is_shown(logging.ERROR, "Stage 'train' failed", exc_info=error)
 
 
-def test_error_of_a_worker_is_said_without_its_traceback():
-    message = (
-        "Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most "
-        'recent call last):\n  File "x.py", line 1\nOSError: Cannot read a.flac: no\n'
+@pytest.mark.parametrize(
+    ("error", "message", "explained"),
+    [
+        (ValueError, "noise.scp is empty", "noise.scp is empty"),
+        (
+            RuntimeError,
+            "Original error: Cannot read a.wav: no",
+            "Cannot read a.wav: no",
+        ),
+        (RuntimeError, "Original error: no such attribute", None),
+    ],
+)
+def test_error_is_said_without_its_traceback(error, message, explained):
+    of_a_worker = (
+        "Caught an error in DataLoader worker process 0.\nOriginal Traceback (most "
+        f'recent call last):\n  File "x.py", line 1\n{error.__name__}: {message}\n'
     )
-    assert console.explain(OSError(message)) == "Cannot read a.flac: no"
+    assert console.explain(error(message)) == explained
+    assert console.explain(error(of_a_worker)) == explained

@@ -191,6 +191,22 @@ def test_value_that_cannot_be_is_named(tmp_path, key, value):
         espnet2_config.convert_inference(path)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("pooling_window: 15", "needs batch_size: 1, or best_path: true"),
+        ("pooling_window: 15\nbatch_size: 8", "needs batch_size: 1"),
+        ("num_left_chunks: 2", "needs chunk_size"),
+    ],
+)
+def test_option_that_needs_another_is_named(tmp_path, options, words):
+    path = tmp_path / "decode.yaml"
+    path.write_text(options)
+    key = options.partition(":")[0]
+    with pytest.raises(ValueError, match=f"{key} in .*decode.yaml {words}"):
+        espnet2_config.convert_inference(path)
+
+
 def test_decoding_that_espnet_has_not(tmp_path):
     path = tmp_path / "decode.yaml"
     path.write_text("best_path: true\nbeam_size: 1\n")

@@ -112,7 +112,9 @@ def test_subsets_are_written(sources, dataset_module, tmp_path):
         assert audio.read_bytes() == (theirs / audio.name).read_bytes()
 
 
-def test_sources_are_downloaded(sources, dataset_module, tmp_path, monkeypatch):
+@pytest.fixture
+def server(sources, tmp_path, monkeypatch):
+    """What the sources are downloaded from."""
     files = {}
     for pattern in small.URLS:
         (directory,) = sources.glob(pattern)
@@ -121,15 +123,27 @@ def test_sources_are_downloaded(sources, dataset_module, tmp_path, monkeypatch):
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(top, top.name)
         files[archive.name] = archive.read_bytes()
-        monkeypatch.setitem(small.URLS, pattern, archive.name)
-    corpus = tmp_path / "small"
     with serve(files) as server:
-        for pattern, name in small.URLS.items():
+        for pattern, name in zip(small.URLS, files, strict=True):
             url = f"http://127.0.0.1:{server.server_port}/{name}"
             monkeypatch.setitem(small.URLS, pattern, url)
-        dataset_module.DatasetBuilder().prepare_source(corpus, "small")
+        yield server
+
+
+def test_sources_are_downloaded(server, dataset_module, tmp_path):
+    corpus = tmp_path / "small"
+    dataset_module.DatasetBuilder().prepare_source(corpus, "small")
     assert sorted(path.name for path in corpus.iterdir()) == sorted(SUBSETS)
-    assert [name for name, _ in server.requests] == list(files)
+    assert [name for name, _ in server.requests] == list(server.files)
+
+
+def test_other_parts_of_a_source_stay(server, sources, tmp_path):
+    theirs = sources / "LibriSpeech"
+    (theirs / "test-other").rename(theirs / "train-clean-100")
+    small.SmallCorpus(tmp_path / "small", sources).prepare()
+    parts = sorted(path.name for path in theirs.iterdir())
+    assert parts == ["test-other", "train-clean-100"]
+    assert [name for name, _ in server.requests] == ["LibriSpeech.tar.gz"]
 
 
 def test_a_source_that_lacks_something_is_named(sources, dataset_module, tmp_path):

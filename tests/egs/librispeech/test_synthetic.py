@@ -207,10 +207,3 @@ def test_no_hours_are_refused(make, tmp_path):
 def test_unknown_option_is_refused(make, tmp_path):
     with pytest.raises(TypeError, match="train_minutes"):
         make(tmp_path, train_minutes=1)
-
-
-def test_unknown_corpus_is_refused(dataset_module, tmp_path):
-    with pytest.raises(ValueError, match="'medium'.*synthetic"):
-        dataset_module.DatasetBuilder().prepare_source(
-            source_dir=tmp_path, corpus="medium"
-        )
