@@ -35,8 +35,8 @@ def test_a_training_without_chunks_is_told(is_trained_so, tmp_path, caplog):
 @pytest.mark.parametrize(
     "encoder_conf, options, words",
     [
-        ({}, {"normalize": "utterance_mvn"}, "utterance_mvn .* take global_mvn"),
-        ({}, {"speech_volume_normalize": 0.5}, "speech_volume_normalize .* take null"),
+        ({}, {"normalize": "utterance_mvn"}, "utterance_mvn .* normalize: global_mvn"),
+        ({}, {"speech_volume_normalize": 0.5}, "speech_volume_normalize .* train without it"),
         (
             {"pos_enc_layer_type": "conv", "block_size": None},
             {},
