@@ -36,7 +36,11 @@ def test_a_training_without_chunks_is_told(is_trained_so, tmp_path, caplog):
     "encoder_conf, options, words",
     [
         ({}, {"normalize": "utterance_mvn"}, "utterance_mvn .* normalize: global_mvn"),
-        ({}, {"speech_volume_normalize": 0.5}, "speech_volume_normalize .* train without it"),
+        (
+            {},
+            {"speech_volume_normalize": 0.5},
+            "speech_volume_normalize .* train without it",
+        ),
         (
             {"pos_enc_layer_type": "conv", "block_size": None},
             {},
