@@ -245,14 +245,24 @@ def _record(
             written.append(value)
         if not (is_changed and (argument.is_out or name in _WRITING)):
             read.append(value)
-    formula = flop_registry.get(op.overloadpacket)
-    flops = formula(*args, **kwargs, out_val=result) if formula else 0
+    flops = _num_flops(op, args, kwargs, result)
     read, written = _num_bytes(read), _num_bytes(written)
     for counts in _counting:
         counts.kernels[name] += 1
         counts.bytes_read += read
         counts.bytes_written += written
         counts.flops += flops
+
+
+def _num_flops(
+    op: torch._ops.OpOverload, args: tuple, kwargs: dict, result: object
+) -> int:
+    if op.overloadpacket is aten.convolution_backward:
+        # Of one gradient. torch's formula counts all groups as one.
+        grad, _, weight, *_ = args
+        return 2 * grad.numel() * weight[0].numel()
+    formula = flop_registry.get(op.overloadpacket)
+    return formula(*args, **kwargs, out_val=result) if formula else 0
 
 
 def _has_mask(indices: list[torch.Tensor | None]) -> bool:

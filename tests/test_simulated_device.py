@@ -106,8 +106,9 @@ def test_attention_is_one_kernel(is_masked, count):
         torch.testing.assert_close(actual, expected)
 
 
-def test_convolution_adds_its_bias_by_itself(count):
-    conv = torch.nn.Conv1d(4, 6, 3).to("simulated")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution_adds_its_bias_by_itself(groups, count):
+    conv = torch.nn.Conv1d(4, 6, 3, groups=groups).to("simulated")
     x = randn(2, 4, 10, requires_grad=True)
     with count() as counts:
         out = conv(x)
@@ -116,7 +117,7 @@ def test_convolution_adds_its_bias_by_itself(count):
     assert forward == {"convolution": 1, "add_": 1}
     backward = {k: n - forward.get(k, 0) for k, n in counts.kernels.items()}
     assert backward["convolution_backward"] == 2 and backward["sum"] == 1
-    products = 2 * 2 * 8 * 4 * 6 * 3
+    products = 2 * 2 * 8 * 4 * 6 * 3 // groups
     assert counts.flops == 3 * products
 
 
