@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -54,6 +55,18 @@ def check_directory(parser: argparse.ArgumentParser, directory: Path) -> None:
             pass
     except OSError as error:
         parser.error(f"cannot write to {directory}: {error.strerror}")
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[Path]:
+    """Give a path beside it to write to, which becomes the file if nothing fails."""
+    # However long the name is. The suffix tells programs what it is.
+    partial = path.with_name(f".{os.getpid()}{path.suffix}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def stem(audio: str) -> str:

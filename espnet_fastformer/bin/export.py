@@ -11,12 +11,15 @@ the model before the command ends.
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet_fastformer.bin.common import check_directory, ends_plainly
+from espnet_fastformer.bin.common import (
+    check_directory,
+    ends_plainly,
+    written_at_once,
+)
 from espnet_fastformer.bin.model_options import (
     add_model_options,
     check_model_options,
@@ -147,9 +150,7 @@ def _write(output: Path, format: str, model):
     from espnet_fastformer.export.runtime import load
     from espnet_fastformer.export.writers import WRITERS
 
-    # The suffix tells the runtime what it is.
-    partial = output.with_name(f".{os.getpid()}.{output.name}")
-    try:
+    with written_at_once(output) as partial:
         WRITERS[format](model.module, model.num_feats, partial, model.metadata)
         difference = compare(model.reference, load(partial), model.frontend, model.fs)
         if "int8" not in format and difference.largest > _TOLERANCE:
@@ -157,21 +158,14 @@ def _write(output: Path, format: str, model):
                 "its posteriors differ from the model's by up to "
                 f"{difference.largest:.1g}"
             )
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
     return difference
 
 
 def _write_tokens(output: Path, metadata) -> None:
     from espnet_fastformer.export.sherpa import write_tokens
 
-    partial = output.with_name(f".{os.getpid()}.{output.name}")
-    try:
+    with written_at_once(output) as partial:
         write_tokens(partial, metadata["token_list"], metadata["token_type"])
-        partial.replace(output)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _tell_runtimes(model) -> str:

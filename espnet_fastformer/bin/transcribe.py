@@ -13,7 +13,6 @@ memory.
 import argparse
 import io
 import logging
-import os
 import signal
 import sys
 import threading
@@ -22,7 +21,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from espnet_fastformer.bin.common import check_directory, ends_plainly, reason, stem
+from espnet_fastformer.bin.common import (
+    check_directory,
+    ends_plainly,
+    reason,
+    stem,
+    written_at_once,
+)
 from espnet_fastformer.bin.model_options import (
     add_model_options,
     check_model_options,
@@ -192,28 +197,18 @@ def main(cmd: Sequence[str] | None = None) -> int:
                 logging.debug("%s", path, exc_info=failure)
                 bar.write(message, file=sys.stderr)
                 status = 1
-            if transcript is None:
-                if is_stopped.is_set():
-                    break
-                continue
-            content = FORMATS[args.format](path, transcript)
-            if output is not None:
-                try:
-                    _write(output, content)
-                    bar.write(f"wrote {output}", file=sys.stderr)
-                except OSError as error:
-                    bar.write(f"cannot write {output}: {error}", file=sys.stderr)
+            if transcript is not None:
+                content = FORMATS[args.format](path, transcript)
+                if output is None:
+                    if args.format == "text" and len(args.audio) > 1:
+                        lines = content.splitlines(keepends=True)
+                        content = "".join(f"{path}\t{line}" for line in lines)
+                    bar.write(content, end="")
+                    sys.stdout.flush()
+                elif not _write(output, content, bar):
                     status = 1
-            else:
-                if args.format == "text" and len(args.audio) > 1:
-                    lines = content.splitlines(keepends=True)
-                    content = "".join(f"{path}\t{line}" for line in lines)
-                bar.write(content, end="")
-                sys.stdout.flush()
             if is_stopped.is_set():
-                break
-    if is_stopped.is_set():
-        raise KeyboardInterrupt
+                raise KeyboardInterrupt
     return status
 
 
@@ -376,15 +371,17 @@ def _load_model(parser: argparse.ArgumentParser, args: argparse.Namespace):
     return load_by_options(parser, args, load)
 
 
-def _write(path: Path, content: str) -> None:
-    """Write a file at once or not at all."""
-    partial = path.with_name(f".{os.getpid()}.part")  # However long the name is.
+def _write(path: Path, content: str, bar: tqdm) -> bool:
+    """Write a file, tell what became of it, and return whether it is there."""
     try:
-        # As in JSON: names of files may hold bytes that are no characters.
-        partial.write_text(content, encoding="utf-8", errors="backslashreplace")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        with written_at_once(path) as partial:
+            # As in JSON: names of files may hold bytes that are no characters.
+            partial.write_text(content, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        bar.write(f"cannot write {path}: {error}", file=sys.stderr)
+        return False
+    bar.write(f"wrote {path}", file=sys.stderr)
+    return True
 
 
 if __name__ == "__main__":
